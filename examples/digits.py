@@ -1,4 +1,7 @@
-"""Trains a CNN on scikit-learn's digits with any method or plan file.
+"""Trains a CNN on scikit-learn's digits with any of raddle's methods, or with a plan file.
+
+A method (data: data parallelism; owt: one weird trick; spatial) makes a plan for as many devices as
+torchrun starts ranks.
 
 torchrun --nproc-per-node 2 examples/digits.py --method owt
 torchrun --nproc-per-node 3 examples/digits.py --method spatial
@@ -19,6 +22,8 @@ import raddle
 
 
 class Net(nn.Module):
+    """Two convolutions with batch norm, and two linear layers, for images of 8 x 8 pixels."""
+
     def __init__(self) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
@@ -40,33 +45,36 @@ def main() -> None:
     parser.add_argument("--save", help="write the plan to this file")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=96)
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     torch.manual_seed(0)  # the same weights and the same order of samples on every rank
 
     digits = load_digits()
     images = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1)
     labels = torch.tensor(digits.target)
     order = torch.randperm(len(images))
-    train, test = order[:1536], order[1536:]  # 16 batches of 96; 261 to test with
+    train, test = order[:1536], order[1536:]  # 16 batches of 96 samples; 261 samples to test with
 
-    model, plan = Net(), chosen.plan
+    model, plan = Net(), options.plan
     if plan is None:
         graph = raddle.capture(
-            model, [images[: chosen.batch]], targets=[labels[: chosen.batch]], loss=F.cross_entropy
+            model,
+            [images[: options.batch]],
+            targets=[labels[: options.batch]],
+            loss=F.cross_entropy,
         )
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        plan = raddle.search(graph, raddle.cluster(f"local:{ranks}"), chosen.method, bn="global")
-        if chosen.save and os.environ.get("RANK", "0") == "0":
+        plan = raddle.search(graph, raddle.cluster(f"local:{ranks}"), options.method, bn="global")
+        if options.save and os.environ.get("RANK", "0") == "0":
             from raddle.plans.plan_file import save
 
-            save(plan, graph, chosen.save)
+            save(plan, graph, options.save)
     trainer = raddle.parallelize(
         model, plan, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), loss=F.cross_entropy
     )
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(trainer.optimizer, chosen.epochs)
-    for epoch in range(chosen.epochs):
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(trainer.optimizer, options.epochs)
+    for epoch in range(options.epochs):
         shuffled = train[torch.randperm(len(train))]
-        for samples in shuffled.split(chosen.batch):
+        for samples in shuffled.split(options.batch):
             loss = trainer.step(images[samples], labels[samples])
         schedule.step()
         _, (scores,) = trainer.evaluate(images[test], labels[test], outputs=True)

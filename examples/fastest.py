@@ -14,7 +14,7 @@ from typing import Any
 
 
 def raddle(*words: str, to: pathlib.Path | None = None) -> Any:
-    """Runs a verb of the command line with --json and returns its output; `to`: also saves it."""
+    """Runs `raddle WORDS --json` and returns its output as data. to: a file in which it is saved, too."""
     line = [sys.executable, "-m", "raddle", *words, "--json"]
     output = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True).stdout
     if to is not None:
@@ -25,24 +25,26 @@ def raddle(*words: str, to: pathlib.Path | None = None) -> Any:
 def main(
     model: str = "alexnet", batch: str = "16", folder: str = "build/demo", budget: str = "10"
 ) -> None:
-    kept = pathlib.Path(folder)
-    kept.mkdir(parents=True, exist_ok=True)
-    here, page = str(kept / "here.yaml"), str(kept / f"{model}.html")
-    raddle("probe", "--ranks", "2", "-o", here)
+    """Plans, runs and reports. batch: samples of a step. budget: seconds of each search."""
+    output = pathlib.Path(folder)
+    output.mkdir(parents=True, exist_ok=True)
+    here, page = str(output / "here.yaml"), str(output / f"{model}.html")
+    raddle("probe", "--ranks", "2", "-o", here)  # measures this machine, shared by two processes
     print(f"\n{model}, batch {batch}, two processes of this machine")
     print("method              predicted ms   measured ms   samples/s")
     runs: list[str] = []
     for method in ("data", "auto"):
-        plan, run = str(kept / f"{method}.json"), kept / f"{method}.run.json"
+        plan, run = str(output / f"{method}.json"), output / f"{method}.run.json"
         row = raddle(
             "plan", model, "--cluster", here, "--batch", batch, "--method", method,
             "--budget", budget, "-o", plan,
         )  # fmt: skip
-        trace = str(kept / f"{method}.trace.json.gz")
-        ran = raddle("run", plan, "--local", "--steps", "6", "--trace", trace, to=run)
+        trace = str(output / f"{method}.trace.json.gz")
+        measured = raddle("run", plan, "--local", "--steps", "6", "--trace", trace, to=run)
         runs += ["--run", str(run)]
         print(
-            f"{method:18} {row['step_ms']:13.0f} {ran['step_ms']:13.0f} {ran['samples_per_s']:11.1f}",
+            f"{method:18} {row['step_ms']:13.0f} {measured['step_ms']:13.0f} "
+            f"{measured['samples_per_s']:11.1f}",
             flush=True,
         )
     raddle("report", *runs, "-o", page)

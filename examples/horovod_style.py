@@ -1,5 +1,8 @@
 """Plain PyTorch on scikit-learn's digits, plus five numbered lines that train it on many processes.
 
+It uses `raddle.sync` alone, without a plan: each process has the whole model and a part of each batch, as
+with Horovod or DDP.
+
 torchrun --nproc-per-node 2 examples/horovod_style.py
 torchrun --nproc-per-node 2 examples/horovod_style.py --sync ps:ssp=2
 torchrun --nproc-per-node 4 examples/horovod_style.py --sync allreduce --timeline trace.json
@@ -24,9 +27,9 @@ parser.add_argument(
 )
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--timeline", default="", help="a file for chrome://tracing or ui.perfetto.dev")
-chosen = parser.parse_args()
+options = parser.parse_args()
 
-sync.init(timeline=chosen.timeline)  # 1: joins torchrun's job
+sync.init(timeline=options.timeline)  # 1: joins torchrun's job
 torch.manual_seed(0)
 
 digits = load_digits()
@@ -43,12 +46,12 @@ model = nn.Sequential(
 sync.broadcast(model)  # 2: all begin with the weights of rank 0
 
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-optimizer = sync.Optimizer(optimizer, model, sync=chosen.sync)  # 3: averages gradients
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, chosen.epochs)
+optimizer = sync.Optimizer(optimizer, model, sync=options.sync)  # 3: averages gradients
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs)
 
 # The same order on all ranks; each rank takes its part of a batch.
 shuffle = torch.Generator().manual_seed(1)
-for epoch in range(chosen.epochs):
+for epoch in range(options.epochs):
     mixed = train[torch.randperm(len(train), generator=shuffle)]
     for samples in mixed.split(96):
         part = samples.chunk(sync.size())[sync.rank()]  # 4: a part of the batch
@@ -65,6 +68,6 @@ for epoch in range(chosen.epochs):
 if sync.rank() == 0:
     report = optimizer.report()
     print(
-        f"{chosen.sync}: {report['bytes'] / 1e6:.1f} MB in {report['messages']} messages of rank 0"
+        f"{options.sync}: {report['bytes'] / 1e6:.1f} MB in {report['messages']} messages of rank 0"
     )
 sync.close()  # 5: waits for outstanding messages and leaves

@@ -1,4 +1,6 @@
-"""Plain PyTorch next to raddle: the same loop. Lines marked - are plain only, + are raddle only.
+"""Plain PyTorch next to raddle: the same training loop.
+
+Lines marked - are plain PyTorch only, + raddle only.
 
 python examples/side_by_side.py                              plain, one process
 torchrun --nproc-per-node 2 examples/side_by_side.py         raddle, two processes
@@ -32,8 +34,8 @@ else:
     trainer = raddle.parallelize(model, plan, sgd, loss=F.cross_entropy)  # +
 
 for step in range(40):
-    at = 64 * (step % 8)
-    inputs, targets = x[at : at + 64], y[at : at + 64]
+    first = 64 * (step % 8)  # index of the batch's first sample
+    inputs, targets = x[first : first + 64], y[first : first + 64]
     if RANKS == 1:
         optimizer.zero_grad()  # -
         loss = F.cross_entropy(model(inputs), targets)  # -

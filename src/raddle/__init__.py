@@ -19,7 +19,8 @@ __all__ = [
     "search",
 ]  # fmt: skip
 
-# Public name -> its module and its name there. Imported at first use, so that `import raddle` is fast.
+# Public name -> (module, name in that module). A name is imported at its first use, so that `import raddle`
+# is fast.
 _PUBLIC = {
     "capture": ("raddle.graph.capture", "capture"),
     "cluster": ("raddle.clusters", "cluster"),
@@ -33,6 +34,7 @@ _PUBLIC = {
 
 
 def __getattr__(name: str) -> object:
+    """Imports a public name at its first use, and returns its value."""
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _PUBLIC[name]

@@ -1,4 +1,7 @@
-"""The exception for mistakes of users, whose text is one sentence; a warning of searches; quotes."""
+"""Defines InputError, the exception for mistakes of users, and how it quotes long texts.
+
+FailedCandidate is a warning of searches.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import NoReturn
 
 MAX_QUOTED = 200  # characters of a user's text that a sentence quotes
 MAX_SENTENCE = 1000  # characters of a sentence
-# A quotation or a word that is too long.
+# A quotation or a word that is too long to be shown.
 _LONG_TEXT = re.compile(
     rf"'[^']{{{MAX_QUOTED + 1},}}'|\"[^\"]{{{MAX_QUOTED + 1},}}\"|\S{{{MAX_QUOTED + 3},}}"
 )
@@ -25,7 +28,7 @@ class InputError(ValueError):
 
 
 def shorten(text: str, limit: int = MAX_QUOTED) -> str:
-    """The text or, if it has more than `limit` characters, its beginning and its end."""
+    """Returns the text or, if it has more than `limit` characters, its beginning, … and its end."""
     if len(text) <= limit:
         return text
     tail = limit // 3
@@ -33,12 +36,12 @@ def shorten(text: str, limit: int = MAX_QUOTED) -> str:
 
 
 def quote(value: object, limit: int = MAX_QUOTED) -> str:
-    """A name or text of a user in quotation marks, shortened to `limit` characters."""
+    """Returns a name or text of a user in quotation marks, shortened to `limit` characters."""
     return f"'{shorten(str(value), limit)}'"
 
 
 def _one_line(text: str) -> str:
-    """Shortens long quotations and words, and escapes characters that are not printable."""
+    """Returns the text as one printable line, with long quotations and words shortened."""
     text = _LONG_TEXT.sub(lambda match: _shortened(match[0]), text)
     text = shorten(text, MAX_SENTENCE)
     if text.isprintable():
@@ -47,18 +50,19 @@ def _one_line(text: str) -> str:
 
 
 def _shortened(text: str) -> str:
+    """Returns a word or quotation, shortened; a quotation keeps its quotation marks."""
     if text[0] in "'\"" and text[-1] == text[0]:
         return f"{text[0]}{shorten(text[1:-1])}{text[0]}"
     return shorten(text)
 
 
 def unreachable(value: NoReturn) -> NoReturn:
-    """Ends a complete list of cases: mypy reports an error if a case is missing."""
-    raise AssertionError(f"{value!r} is a case that nobody has thought of")
+    """Ends a complete list of cases: mypy reports an error if a case is missing. Raises AssertionError."""
+    raise AssertionError(f"{value!r} is a case that is not handled")
 
 
 class FailedCandidate(RuntimeWarning):
-    """Warns that a candidate of a search failed by a mistake in raddle; the search goes on without it.
+    """Warns that a candidate of a search failed because of a bug in raddle; the search goes on without it.
 
-    `warnings.simplefilter("error", FailedCandidate)` makes it an error that ends the search.
+    `warnings.simplefilter("error", FailedCandidate)` turns the warning into an error that ends the search.
     """

@@ -1,4 +1,6 @@
-"""Reads and writes files: the other modules of raddle do not open files of users themselves.
+"""Reads and writes files of the user, with limits and error sentences.
+
+All modules of raddle use it for that.
 
 A file is read within limits (bytes, values, depth), and every problem with it is reported in one sentence.
 New content is written to a temporary file, which replaces the old file when it is complete. So a full disk
@@ -28,9 +30,9 @@ from raddle.errors import InputError, quote
 
 Path: TypeAlias = str | os.PathLike[str]
 
-MAX_BYTES = 128 * 2**20  # of a file, after decompression
-MAX_VALUES = 4_000_000  # in a JSON file: a value takes about 100 bytes of memory
-MAX_DEPTH = 64  # of nested lists and objects
+MAX_BYTES = 128 * 2**20  # the largest size of a file, after decompression
+MAX_VALUES = 4_000_000  # the most values in a JSON file: a value takes about 100 bytes of memory
+MAX_DEPTH = 64  # the deepest nesting of lists and objects
 MAX_INT = 2**63 - 1  # the largest integer in a file
 
 
@@ -40,7 +42,7 @@ MAX_INT = 2**63 - 1  # the largest integer in a file
 def read_bytes(
     path: Path, file_type: str, *, missing_hint: str = "", max_bytes: int = MAX_BYTES
 ) -> bytes:
-    """The content of a file, decompressed if its name ends in .gz."""
+    """Returns the content of a file, decompressed if its name ends in .gz."""
     advice = f": {missing_hint}" if missing_hint else ""
     try:
         with open(path, "rb") as file:
@@ -59,17 +61,17 @@ def read_bytes(
 
 
 def _read_up_to(file: BinaryIO | gzip.GzipFile, max_bytes: int) -> bytes:
-    """The content of a file, or its first bytes if it has more than max_bytes."""
+    """Returns the content of a file, or its first bytes if it has more than max_bytes."""
     content = bytearray()
-    while len(content) <= max_bytes and (piece := file.read(2**20)):
-        content += piece
+    while len(content) <= max_bytes and (chunk := file.read(2**20)):
+        content += chunk
     return bytes(content)
 
 
 def read_text(
     path: Path, file_type: str, *, missing_hint: str = "", max_bytes: int = MAX_BYTES
 ) -> str:
-    """The text of a file in UTF-8; all line ends become newlines."""
+    """Returns the text of a file in UTF-8; all line ends become newlines."""
     content = read_bytes(path, file_type, missing_hint=missing_hint, max_bytes=max_bytes)
     try:
         text = content.decode("utf-8")
@@ -81,7 +83,7 @@ def read_text(
 
 
 def read_json(path: Path, file_type: str, *, missing_hint: str = "") -> Any:
-    """The data of a JSON file. Its numbers must be finite, and the keys of an object must be unique."""
+    """Returns the data of a JSON file. Numbers must be finite, and the keys of an object must be unique."""
     text = read_text(path, file_type, missing_hint=missing_hint)
     try:
         return parse_json(text)
@@ -90,7 +92,7 @@ def read_json(path: Path, file_type: str, *, missing_hint: str = "") -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """As `json.loads`, but strict and within limits.
+    """Returns the data of a JSON text, as `json.loads` does, but checks it strictly and within limits.
 
     Raises ValueError. Its text is the second half of an error sentence ("it has more than ... values").
     """
@@ -117,6 +119,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _parse_int(digits: str) -> int:
+    """Returns an integer; raises ValueError if it is too large."""
     # Python itself refuses more than 4,300 digits, with another error.
     if len(digits) > 20 or not -MAX_INT <= (value := int(digits)) <= MAX_INT:
         raise ValueError(f"the number {digits[:20]}… is too large")
@@ -124,6 +127,7 @@ def _parse_int(digits: str) -> int:
 
 
 def _parse_float(digits: str) -> float:
+    """Returns a number; raises ValueError if it is infinite."""
     value = float(digits)
     if not math.isfinite(value):
         raise ValueError(f"the number {digits[:20]} is too large")
@@ -131,19 +135,22 @@ def _parse_float(digits: str) -> float:
 
 
 def _refuse_constant(name: str) -> float:
+    """Raises ValueError for NaN and Infinity."""
     raise ValueError(f"it has {name}, which is no number of JSON")
 
 
 def _parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns an object as a dictionary; raises ValueError if a key is repeated."""
     data = dict(pairs)
     if len(data) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {quote(twice)} stands there twice")
+        raise ValueError(f"the key {quote(twice)} is there twice")
     return data
 
 
 def _check_depth(data: Any) -> None:
+    """Raises ValueError if lists and objects are nested too deep."""
     level = [data]
     for _ in range(MAX_DEPTH):
         level = [child for item in level for child in _children(item) if child]
@@ -153,6 +160,7 @@ def _check_depth(data: Any) -> None:
 
 
 def _children(item: Any) -> list[Any]:
+    """Returns the lists and objects directly inside of a list or an object."""
     values = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
     return [value for value in values if isinstance(value, dict | list)]
 
@@ -177,7 +185,7 @@ class Fields:
 
     @staticmethod
     def from_data(data: object, location: str, keys: Sequence[str] = ()) -> Fields:
-        """Checks that data is an object with these keys."""
+        """Returns the fields of `data`, after a check that it is an object with these keys."""
         if not isinstance(data, dict):
             raise InputError(f"{location} is damaged: it is {short(data)}, not an object.")
         missing = [key for key in keys if key not in data]
@@ -186,36 +194,41 @@ class Fields:
         return Fields(data, location)
 
     def number(self, key: str, at_least: float = 0, at_most: float = math.inf) -> float:
+        """Returns the field `key`, which must be a number between the limits."""
         value: Any = self.data.get(key)
         if type(value) not in (int, float) or not at_least <= value <= at_most:
             raise self.error(key, f"a number{_range_text(at_least, at_most)}")
         return float(value)
 
     def count(self, key: str, at_least: int = 0, at_most: int = MAX_INT) -> int:
+        """Returns the field `key`, which must be a whole number between the limits."""
         value = self.data.get(key)
         if type(value) is not int or not at_least <= value <= at_most:
             raise self.error(key, f"a whole number{_range_text(at_least, at_most)}")
         return int(value)
 
     def text(self, key: str) -> str:
+        """Returns the field `key`, which must be a text."""
         value = self.data.get(key)
         if not isinstance(value, str):
             raise self.error(key, "a text")
         return value
 
     def list(self, key: str) -> list[Any]:
+        """Returns the field `key`, which must be a list."""
         value = self.data.get(key)
         if not isinstance(value, list):
             raise self.error(key, "a list")
         return value
 
     def object(self, key: str) -> Fields:
+        """Returns the fields of the object in the field `key`."""
         if not isinstance(self.data.get(key), dict):
             raise self.error(key, "an object")
         return Fields(self.data[key], f"{self.location}, {key},")
 
     def error(self, key: str, expected: str) -> InputError:
-        """The exception for a field that is not as expected."""
+        """Returns the exception for a field that is missing or wrong. expected: such as "a list"."""
         if key not in self.data:
             return InputError(f"{self.location} is damaged: it has no {key}, which is {expected}.")
         value = short(self.data[key])
@@ -223,6 +236,7 @@ class Fields:
 
 
 def _range_text(at_least: float, at_most: float) -> str:
+    """Returns the limits of a number in words, such as " from 0 to 1"; "" without limits."""
     if at_most in (math.inf, MAX_INT):
         return f" from {at_least} on" if at_least > -math.inf else ""
     return f" from {at_least} to {at_most}"
@@ -247,7 +261,7 @@ def write_json(path: Path, data: Any) -> None:
 
 @contextmanager
 def replace_atomically(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file to write, which replaces the file at `path` when the `with` block ends without an error.
+    """Yields a file to write, which replaces the file at `path` if the `with` block ends without an error.
 
     Links are followed, and permissions are kept. A pipe or a device (/dev/stdout) is written directly.
     durable: wait until the content is on the disk before the file is replaced.
@@ -267,7 +281,7 @@ def replace_atomically(path: Path, *, durable: bool = True) -> Iterator[BinaryIO
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether a path is a pipe, a device or an open file, which cannot be replaced."""
+    """Returns whether a path is a pipe, a device or an open file, which cannot be replaced."""
     if os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/")):
         return True
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
@@ -275,7 +289,7 @@ def _is_stream(path: Path) -> bool:
 
 @contextmanager
 def _temporary_file(target: str, durable: bool) -> Iterator[BinaryIO]:
-    """A temporary file in the same folder, which is renamed to `target` at the end."""
+    """Yields a temporary file in the same folder, which is renamed to `target` at the end."""
     before = _existing_status(target)
     temporary = os.path.join(os.path.dirname(target), f".raddle-{secrets.token_hex(8)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -295,7 +309,10 @@ def _temporary_file(target: str, durable: bool) -> Iterator[BinaryIO]:
 
 
 def _existing_status(target: str) -> os.stat_result | None:
-    """The status of the file to be replaced; None if there is none; OSError if it is not writable."""
+    """Returns the status of the file to be replaced; None if there is no such file.
+
+    Raises OSError if the file cannot be written.
+    """
     if os.path.isdir(target):
         raise IsADirectoryError(21, "Is a directory")  # 21: errno.EISDIR
     if not os.path.exists(target):
@@ -306,6 +323,7 @@ def _existing_status(target: str) -> os.stat_result | None:
 
 
 def _copy_owner_and_mode(descriptor: int, before: os.stat_result) -> None:
+    """Gives the new file the owner and the permissions of the old one, whose status is `before`."""
     now = os.fstat(descriptor)
     if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
         with suppress(OSError):  # only root can change the owner
@@ -322,6 +340,6 @@ def write_scratch(path: Path, data: Any) -> None:
 
 
 def read_scratch(path: Path) -> Any:
-    """The data of `write_scratch`; raises OSError if the file does not exist yet."""
+    """Returns the data that `write_scratch` wrote; raises OSError if the file does not exist yet."""
     with open(path, "rb") as file:
         return json.loads(file.read())

@@ -1,4 +1,7 @@
-"""Reads YAML files within limits on size, nesting and aliases, which could make a small file huge."""
+"""Reads YAML files within limits on size and nesting.
+
+Aliases count as the nodes that they stand for: with them, a small file could make a huge structure.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ MAX_NODES = 50_000  # scalars, lists and mappings; an alias counts as the nodes 
 
 
 def read_yaml(path: Path, file_type: str, *, missing_hint: str = "") -> Any:
-    """The data of a YAML file; the keys of a mapping must be unique.
+    """Returns the data of a YAML file; the keys of a mapping must be unique.
 
     file_type: what an error message calls the file ("cluster in YAML"). missing_hint: the advice in the
     message for a file that does not exist: how to get one.
@@ -36,17 +39,19 @@ _TOO_DEEP = f"more than {MAX_DEPTH} lists and mappings are within each other"
 
 
 def _line_text(error: yaml.YAMLError) -> str:
+    """Returns the line of an error in words, such as ", line 3,"; "" if it is unknown."""
     mark = getattr(error, "problem_mark", None)
     return f", line {mark.line + 1}," if mark is not None else ""
 
 
 def _problem_text(error: yaml.YAMLError) -> str:
+    """Returns PyYAML's reason for an error, on one line."""
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
     return shorten(" ".join(str(problem).split()))
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses too deep or too large data and repeated keys."""
+    """A SafeLoader that refuses too deep or too large data and repeated keys."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -70,13 +75,16 @@ class _Loader(yaml.SafeLoader):
             raise yaml.scanner.ScannerError(None, None, _TOO_DEEP, self.get_mark())
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Builds a node and counts its nodes. An alias within its own anchor (no size yet) is refused."""
+        """Returns a node, and counts the nodes in it.
+
+        An alias within its own anchor is refused: the anchor has no size yet.
+        """
         event = self.peek_event()  # type: ignore[no-untyped-call]
         mark, anchor, before = event.start_mark, event.anchor, self.node_count
         alias = isinstance(event, yaml.AliasEvent)
         node = super().compose_node(parent, index)
         if alias and id(node) not in self.anchor_sizes:
-            raise yaml.composer.ComposerError(None, None, f"*{anchor} stands within itself", mark)
+            raise yaml.composer.ComposerError(None, None, f"*{anchor} is within itself", mark)
         self.node_count += self.anchor_sizes[id(node)] if alias else 1
         if anchor is not None and not alias:
             self.anchor_sizes[id(node)] = self.node_count - before
@@ -84,12 +92,13 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(
                 None,
                 None,
-                f"it has more than {MAX_NODES:,} values, with what aliases stand for",
+                f"it has more than {MAX_NODES:,} values, those of aliases included",
                 mark,
             )
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """Returns the value of a node; refuses wrong scalars and too large integers."""
         if not isinstance(node, yaml.ScalarNode):
             return super().construct_object(node, deep=deep)
         try:
@@ -107,6 +116,7 @@ class _Loader(yaml.SafeLoader):
         return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Returns a mapping; refuses repeated keys."""
         seen = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":  # the key <<, which may be repeated
@@ -116,7 +126,7 @@ class _Loader(yaml.SafeLoader):
                 if key in seen:
                     twice = shorten(repr(key))
                     raise ConstructorError(
-                        None, None, f"the key {twice} stands there twice", key_node.start_mark
+                        None, None, f"the key {twice} is there twice", key_node.start_mark
                     )
                 seen.add(key)
         return super().construct_mapping(node, deep=deep)

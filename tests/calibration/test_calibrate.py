@@ -82,9 +82,9 @@ def test_by_default_fits_fewer_numbers_than_there_are_measurements() -> None:
     ("names", "sentence"),
     [
         (["speed"], "'speed' cannot be fitted: choose from"),
-        (["conv", "conv"], "named twice"),
-        (["after"], "name at least one number"),
-        ([], "name at least one number"),
+        (["conv", "conv"], "names a number twice"),
+        (["after"], "name at least one of"),
+        ([], "name at least one of"),
     ],
 )
 def test_refuses_names(names: list[str], sentence: str) -> None:

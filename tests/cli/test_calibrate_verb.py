@@ -49,6 +49,6 @@ def test_mistakes(measured: Path, tmp_path: Path) -> None:
     refused(raddle("calibrate", "p100:1x2", tmp_path / "no.csv"), "no table of measurements")
     refused(raddle("calibrate", "p200", measured), "no cluster 'p200'")
     refused(raddle("calibrate", "p100:1x2", measured, "--fit", "luck"), "'luck' cannot be fitted")
-    refused(raddle("calibrate", "p100:1x1", measured), "p100:1x1 has 1 of them")
+    refused(raddle("calibrate", "p100:1x1", measured), "p100:1x1 has 1 devices")
     nowhere = tmp_path / "no" / "fitted.yaml"
     refused(raddle("calibrate", "p100:1x2", measured, "-o", nowhere), "there is no folder")

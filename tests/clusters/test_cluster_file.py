@@ -153,13 +153,13 @@ MISTAKES = [
     (
         "name: mine",
         "name: mine\nname: yours",
-        ", line 2, is no YAML (the key 'name' stands there twice)",
+        ", line 2, is no YAML (the key 'name' is there twice)",
     ),
     ("name: mine", "name: !!python/object:os.system x", "is no YAML"),
     ("name: mine", "name: \x07", "is no YAML"),
     ("name: mine", "? [a]\n: b", "is no YAML (found unhashable key)"),
     (GOOD, "a: 1\n---\nb: 2\n", "is no YAML"),
-    (GOOD, "&a [*a]", "line 1, is no YAML (*a stands within itself)"),
+    (GOOD, "&a [*a]", "line 1, is no YAML (*a is within itself)"),
     (GOOD, "a: " + "[" * 5000, "is no YAML"),
 ]
 

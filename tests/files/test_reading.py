@@ -159,7 +159,7 @@ def test_every_number_that_is_used_is_checked(
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"a": 1, "a": 2}', "the key 'a' stands there twice"),
+        ('{"a": 1, "a": 2}', "the key 'a' is there twice"),
         ("[NaN]", "it has NaN, which is no number of JSON"),
         ("[-Infinity]", "it has -Infinity"),
         ("[1e400]", "the number 1e400 is too large"),

@@ -22,7 +22,7 @@ def test_pieces_are_put_together_and_what_nobody_needs_is_released() -> None:
     writer = FunctionWriter(halves)
     both = writer.region_variable("x", ALL)
     assert writer.region_variable("x", ALL) == both  # the same variable again
-    writer.add_call(lambda x: (x + 1, x - 1), both, [("y", ALL), None])
+    writer.add_call(lambda x: (x + 1, x - 1), both, [("y", ALL), None], key="f")
     assert writer.boxes("y") == [ALL]
     ((box, variable),) = writer.computed["y"]
     code = writer.build(
@@ -38,7 +38,7 @@ def test_pieces_are_put_together_and_what_nobody_needs_is_released() -> None:
 def test_arguments_stand_by_kind() -> None:
     writer = FunctionWriter(lambda tensor_id: [ALL])
     names = [writer.region_variable(name, ALL) for name in ("a", "w", "x")]
-    writer.add_call(lambda a, w, x: (a * w + x,), ", ".join(names), [("y", ALL)])
+    writer.add_call(lambda a, w, x: (a * w + x,), ", ".join(names), [("y", ALL)], key="f")
     kinds = {"a": "nondifferentiable", "w": "weight", "x": "differentiable"}
     code = writer.build("segment", "", lambda p: kinds[str(p.tensor_id)], [])
     assert [

@@ -424,11 +424,11 @@ def test_the_torchrun_line_of_several_machines() -> None:
         "--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 1234 --nproc-per-node 3 "
         "-m raddle.runtime p.json --steps 4"
     )
-    with pytest.raises(InputError, match="2 machines cannot have equal shares of the plan's 5"):
+    with pytest.raises(InputError, match="2 machines cannot have equally many of the plan's 5"):
         machines.devices_per_node(5)
     with pytest.raises(InputError, match="--node-rank is for several machines"):
         Machines(node_rank=1)
-    with pytest.raises(InputError, match="say where with --master-addr"):
+    with pytest.raises(InputError, match="needs the address of machine 0"):
         Machines(2, 0)
 
 
@@ -452,12 +452,12 @@ def test_raddle_run_becomes_torchrun(plan: Any) -> None:
     ("words", "sentence"),
     [
         (["nowhere.json", "--local"], "there is no plan file 'nowhere.json'"),
-        (["PLAN", "--device", "cpu"], "the plan needs 2 ranks, and on the CPU of one machine they"),
+        (["PLAN", "--device", "cpu"], "the plan needs 2 ranks, which would share the CPU of this machine"),
         (["PLAN", "--local", "--warmup", "20"], "--warmup 20 leaves none of 20 steps"),
         (["PLAN", "--local", "--backend", "mpi"], "argument --backend: invalid choice"),
         (["PLAN", "--local", "--trace", "no/such/t.gz"], "there is no folder for"),
         (["PLAN", "--local", "--model", "gpt-tiny"], "the plan was made for 'mlp-tiny'"),
-        (["PLAN", "--nnodes", "2"], "say where with --master-addr"),
+        (["PLAN", "--nnodes", "2"], "needs the address of machine 0"),
     ],
 )
 def test_raddle_run_refuses_before_anything_starts(

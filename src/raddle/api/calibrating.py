@@ -1,8 +1,9 @@
 """Calibrates a cluster: fits a few of its named numbers to measured throughputs of training steps.
 
-`read_measurements` reads the measurements, `calibrate` fits the numbers, `describe` gives the result as
-plain data, and `write_cluster` writes the fitted cluster file. `NUMBERS` can be fitted; `with_values` gives
-a cluster other values of them.
+A number is, for example, the bandwidth of the network. `NUMBERS` has all numbers that can be fitted;
+`with_values` gives a cluster other values of them. `read_measurements` reads the measurements, `calibrate`
+fits the numbers, `describe` gives the result as plain data, and `write_cluster` writes the fitted cluster
+file.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ def calibrate(
     *,
     on_progress: Callable[[Mapping[str, Any]], None] = lambda step: None,
 ) -> Calibration:
-    """Fit numbers of a cluster to measurements.
+    """Fit numbers of a cluster to measurements; return the fitted cluster and its predictions.
 
-    names: of the numbers, and "after" to try synchronisation after the backward; None: those that the
-    measurements determine.
+    names: the names of the numbers, and "after" to try synchronisation after the backward as well; None:
+    the numbers that the measurements determine.
     """
 
     def load(path: str) -> tuple[Graph, Plan]:
+        """Return the graph and the plan of a plan file."""
         loaded = load_plan(path)
         return loaded.graph, loaded.plan
 

@@ -3,4 +3,4 @@
 This module imports nothing, so that `raddle --help` is fast.
 """
 
-COMPARE_SECONDS = 10.0  # for each search, where several methods are compared
+COMPARE_SECONDS = 10.0  # the budget of each search in seconds, where several methods are compared

@@ -1,4 +1,8 @@
-"""Explains where a plan's time goes, and what another split of an operator would change."""
+"""Explains where a plan's time goes, and what another split of an operator would change.
+
+`explain_plan` compares a plan with data parallelism; `explain_op` lists other splits of the operators that
+`find_ops` finds by name.
+"""
 
 from __future__ import annotations
 

@@ -30,10 +30,11 @@ class Machines:
 
     count: int | None = None  # None: this machine only
     node_rank: int | None = None  # which machine this is
-    address: str | None = None  # of the machine with rank 0
-    port: int | None = None  # on that machine
+    address: str | None = None  # address of machine 0, the one with rank 0
+    port: int | None = None  # port on machine 0
 
     def __post_init__(self) -> None:
+        """Raises InputError for options that do not go together."""
         given = {
             "--node-rank": self.node_rank,
             "--master-addr": self.address,
@@ -41,25 +42,28 @@ class Machines:
         }
         named = [flag for flag, value in given.items() if value is not None]
         if self.count is None and named:
-            raise InputError(f"{named[0]} is for several machines: say how many with --nnodes.")
+            raise InputError(
+                f"{named[0]} is for several machines: give their number with --nnodes."
+            )
         if self.count is not None and self.count < 1:
-            raise InputError(f"--nnodes is {self.count}: there is at least this machine.")
+            raise InputError(f"--nnodes is {self.count}: give the number of machines, 1 or more.")
         if (self.count or 1) > 1 and (self.node_rank is None or self.address is None):
             raise InputError(
-                "several machines connect to one of them: say where with --master-addr, "
-                "and which one this is with --node-rank."
+                "a run on several machines needs the address of machine 0 (--master-addr) and the number "
+                "of this machine (--node-rank): give both."
             )
 
     def devices_per_node(self, devices: int) -> int:
         """Return how many of a plan's devices each machine has."""
         if devices % (self.count or 1):
             raise InputError(
-                f"{self.count} machines cannot have equal shares of the plan's {devices} devices: "
-                "give --nnodes a divisor of it."
+                f"{self.count} machines cannot have equally many of the plan's {devices} devices: "
+                f"give --nnodes a divisor of {devices}."
             )
         return devices // (self.count or 1)
 
     def flags(self) -> list[str]:
+        """Return the machines as options of torchrun."""
         if self.count is None:
             return ["--standalone"]  # torchrun chooses a free port
         flags = ["--nnodes", str(self.count), "--node-rank", str(self.node_rank or 0)]
@@ -79,9 +83,9 @@ def choose_device(
 ) -> Options:
     """Return the options with the device, and where needed the backend, filled in.
 
-    options.device: "cpu", "cuda", or None for cuda if there are enough GPUs. devices: ranks on this
-    machine; local: accept ranks that share this machine's CPU; single_node: no other machine takes part;
-    gpus: GPUs of this machine.
+    options.device: "cpu", "cuda", or None for cuda if there are enough GPUs. devices: number of ranks on
+    this machine. local: accept ranks that share this machine's CPU. single_node: no other machine takes
+    part. gpus: number of GPUs of this machine.
     """
     if options.device != "cpu" and gpus >= devices:
         return replace(options, device="cuda")
@@ -96,22 +100,23 @@ def choose_device(
         return replace(options, backend=options.backend or "gloo")  # NCCL needs a GPU for each rank
     if devices > 1 and single_node and not local:
         raise InputError(
-            f"the plan needs {devices} ranks, and on the CPU of one machine they only share it: "
-            "add --local to try it so, or --nnodes for several machines."
+            f"the plan needs {devices} ranks, which would share the CPU of this machine: "
+            "add --local to run them so, or --nnodes for several machines."
         )
     return replace(options, device="cpu")
 
 
 def torchrun_arguments(options: Options, devices: int, machines: Machines) -> list[str]:
-    """Return the arguments of torchrun; devices: ranks on this machine."""
+    """Return the arguments of torchrun. devices: number of ranks on this machine."""
     ranks = ["--nproc-per-node", str(devices)]
     return [*machines.flags(), *ranks, "-m", "raddle.runtime", *options.command_line()]
 
 
 def rank_environment(options: Options, devices: int) -> dict[str, str]:
-    """Return the environment of the ranks, with the number of threads for each.
+    """Return the environment variables of the ranks, with the number of threads of each rank.
 
-    Without OMP_NUM_THREADS torchrun would give each rank one thread, and print a long warning.
+    Without OMP_NUM_THREADS torchrun would give each rank one thread, and print a long warning. devices:
+    number of ranks on this machine.
     """
     threads = options.threads or max(1, cores() // devices)
     return {

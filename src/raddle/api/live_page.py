@@ -1,6 +1,6 @@
-"""Collects the data of the page of `raddle serve`: the choices it offers, and its HTML.
+"""Collects the data of the page of `raddle serve`: the choices that the page offers, and its HTML.
 
-`python -m raddle.api.live_page` prints them as JSON; the server runs this in a child process.
+`python -m raddle.api.live_page` prints the data as JSON. The server runs this in a child process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def live_page_data() -> dict[str, Any]:
     return {
         "models": zoo_names(),
         "clusters": [_spec(preset) for preset in presets()],
-        "methods": [*BASELINES],  # those that follow a rule, without a search
+        "methods": [*BASELINES],  # the methods that follow a rule, without a search
         "searches": [*SEARCHES],  # the methods that search
         "budget": COMPARE_SECONDS,
         "page": render_live_page(),
@@ -30,7 +30,10 @@ def live_page_data() -> dict[str, Any]:
 
 
 def _spec(preset: dict[str, Any]) -> str:
-    """{"name": "p100", "nodes": 4, "devices_per_node": 4} -> "p100:4x4"."""
+    """Return a preset's text for --cluster.
+
+    Example: {"name": "p100", "nodes": 4, "devices_per_node": 4} gives "p100:4x4".
+    """
     nodes, each = preset["nodes"], preset["devices_per_node"]
     return f"{preset['name']}:{each}" if nodes == 1 else f"{preset['name']}:{nodes}x{each}"
 

@@ -1,4 +1,7 @@
-"""Loads models, profiles and plans by name, for all sub-commands; torch is imported only when needed."""
+"""Loads models, profiles and plan files by name, for all sub-commands.
+
+The functions import torch when they are called, so that `raddle --help` is fast.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,13 +23,14 @@ __all__ = [
     "load_plans",
 ]
 
-MAX_SAMPLES = 2**31  # of a batch
+MAX_SAMPLES = 2**31  # the largest batch
 
 
 def capture_model(name: str, batch: int | None, dtype: str = "float32") -> "Graph":
     """Return the graph of a model of the zoo or of file.py:function.
 
-    batch: the global batch; None: the model's default.
+    batch: the number of samples in the global batch; None: the model's default. dtype: the name of a type
+    of torch.
     """
     import torch
 
@@ -61,9 +65,9 @@ class LoadedPlan(NamedTuple):
 
 
 def load_plan(path: str, *, cluster: str | None = None, model: str | None = None) -> LoadedPlan:
-    """Load a plan file and capture its model.
+    """Return a plan file's plan, the graph of its model, and a cluster.
 
-    cluster, model: replace those named in the file.
+    cluster, model: used instead of those that the file names; None: those of the file.
     """
     from raddle.plans import plan_file
     from raddle.runtime.job import takes_batch
@@ -90,7 +94,7 @@ class LoadedPlans(NamedTuple):
 def load_plans(
     paths: Sequence[str], *, cluster: str | None = None, model: str | None = None
 ) -> LoadedPlans:
-    """Load plan files; the model and the cluster of the first are used for all."""
+    """Return the plans of several files. The model and the cluster of the first file are used for all."""
     from raddle.plans import plan_file
     from raddle.plans.pipelining import micro_batch_graph
 
@@ -109,5 +113,5 @@ def _cluster_for(path: str, data: dict[str, Any], wanted: str | None) -> "Cluste
     if wanted is not None:
         return clusters.cluster(wanted)
     if data["cluster"] is None:
-        raise InputError(f"'{path}' names no cluster: add --cluster p100:1x4, say.")
+        raise InputError(f"'{path}' names no cluster: add --cluster, for example p100:1x4.")
     return clusters.Cluster.from_dict(data["cluster"], f"the cluster in '{path}'")

@@ -1,4 +1,4 @@
-"""Parts of the zoo for building other workloads: networks, losses, and random batches.
+"""Parts of the zoo from which scripts build other workloads: networks, losses, and random batches.
 
 A `BatchMaker` is a function that returns a random batch of n samples. `images`, `masked_images` (a label
 for each pixel) and `text` (targets are the next tokens) return such functions. `RESNET50`, `VGG16` and

@@ -39,14 +39,14 @@ GRAINS = {"coarse": explicit.coarse, "fine": explicit.fine}
 
 
 def check_methods(names: Sequence[str]) -> None:
-    """Raises InputError for a method that does not exist."""
+    """Raise InputError for a method that does not exist."""
     for name in names:
         if name not in METHODS:
             raise InputError(f"no method '{name}': choose {', '.join(METHODS)}.")
 
 
 def check_export(file_format: str, grain: str) -> None:
-    """Raises InputError for a format or a grain that does not exist."""
+    """Raise InputError for a format or a grain that does not exist."""
     if file_format not in FORMATS:
         raise InputError(f"no format '{file_format}': choose {' or '.join(FORMATS)}.")
     if grain not in GRAINS:
@@ -61,12 +61,12 @@ def build_partitioner(
     cluster: str = "p100:1x1",
     profile: str | None = None,
 ) -> Partitioner:
-    """Returns a partitioner of a graph that balances the work named by `weights`.
+    """Return a partitioner of a graph that balances the work named by `weights`.
 
-    weights: "flops", "time" (seconds of forward and backward on the cluster's first device, measured where
-    the profile has the operator), "both" (the mean of a layer's share of the flops and its share of the
-    time), or a JSON file with the work of each layer. connected_as_one: each fully connected layer is one
-    vertex, as in the thesis (docs/papers.md).
+    weights: "flops"; "time" (seconds of forward and backward on the cluster's first device, measured where
+    the profile has the operator); "both" (the mean of a layer's fraction of all FLOPs and its fraction of
+    the whole time); or a JSON file with the work of each layer. connected_as_one: each fully connected
+    layer is one vertex, as in Eserol's thesis (docs/papers.md).
     """
     by_flops = Partitioner(graph, connected_as_one=connected_as_one)
     if weights == "flops":
@@ -86,11 +86,11 @@ def partition_table(
     seed: int = 0,
     on_progress: Callable[[Mapping[str, Any]], None] = lambda step: None,
 ) -> list[dict[str, Any]]:
-    """Returns one row per method and number of parts (`counts`), with work and communication.
+    """Return one row per method and number of parts (`counts`), with work and communication.
 
     epsilon: allowed imbalance; 0.1 lets a part have 10 % more work than the average. budget: seconds for
-    each of the methods coarse, fine and mixed. A combination that is impossible raises InputError if it is
-    the only one; otherwise its row has an `error` instead of numbers.
+    each of the methods coarse, fine and mixed. If a combination is impossible, its row has an `error`
+    instead of numbers; if there is no other combination, InputError is raised.
     """
     cases = [(name, count) for name in methods for count in counts]
     rows = []
@@ -108,6 +108,6 @@ def partition_table(
 
 
 def hypergraph(partitioner: Partitioner, grain: str) -> Hypergraph:
-    """Returns the hypergraph with all vertices and nets; grain: "coarse" or "fine"."""
+    """Return the hypergraph with all vertices and nets. grain: "coarse" or "fine"."""
     # network: layers of filters and the feature maps between them; model: work and volumes as arrays
     return GRAINS[grain](partitioner.network, partitioner.model)

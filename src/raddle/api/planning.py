@@ -66,10 +66,10 @@ def read_search_settings(
 ) -> Settings:
     """Return checked settings; raises InputError before a model is captured.
 
-    bn: samples over which batch norm takes its statistics, "local" (of a device), "microbatch" or "global";
-    sync: a sync kind, or "auto" for the fastest; budget: seconds for each search; pins: texts such as
-    "features.*=n/4"; reduction: whether sums may be split, None: as the method does by default; profile:
-    path of a profile file.
+    bn: samples over which batch norm takes its statistics: "local" (of a device), "microbatch" or "global"
+    (the whole batch). sync: a sync kind, or "auto" for the fastest. budget: seconds for each search. pins:
+    splits such as "features.*=n/4". reduction: whether summed dimensions may be split; None: the method's
+    default. profile: path of a profile file.
     """
     check_settings(methods, bn=bn, sync=sync)
     return Settings(
@@ -93,10 +93,10 @@ def predict(
     recompute: int | None = None,
     partition: str | None = None,
 ) -> EvaluatedPlan:
-    """Make a plan and simulate it; the row of its metrics has the speedup over data parallelism.
+    """Make a plan and simulate it; return the plan, a row of metrics and the timeline.
 
-    recompute: number of blocks for activation checkpointing. partition: the file of another partitioner's
-    result, from which the plan is made instead of by `method`.
+    The row has the speedup over data parallelism. recompute: number of blocks for activation checkpointing.
+    partition: the file of another partitioner's result; the plan is made from it instead of by `method`.
     """
     partition_result = None if partition is None else plan_from_partition(graph, cluster, partition)
     evaluated = plan_and_predict(

@@ -1,5 +1,6 @@
 """Plans, the text notation of their tiles, and plan files.
 
+`read_plan` returns the content of a plan file as a dictionary, of which `plan_from_dict` makes the plan.
 `DEFAULT_BUCKET` is the size in bytes of a bucket of gradients. `describe_inputs` and `parameter_shapes` of
 a graph are written to the plan file, so that a rank can capture and check the module. A plan is
 asynchronous if its steps overlap: a run then repeats a program of `OVERLAPPED_STEPS` steps.

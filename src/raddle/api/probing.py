@@ -30,8 +30,8 @@ __all__ = [
 class ProfileCounts(NamedTuple):
     """How many measured operators a profile has, and how many of them are new."""
 
-    entries: int
-    new: int
+    entries: int  # number of measured operators in the file
+    new: int  # number of operators that were measured now
 
 
 def measure_operators(
@@ -44,7 +44,7 @@ def measure_operators(
 ) -> ProfileCounts:
     """Measure the operators of a model, split as the methods split them, and write a profile file.
 
-    Operators that the file has already are not measured again, unless `fresh`.
+    Returns how many operators the file has. fresh: also measure again the operators that it has already.
     """
     old_profile = load_profile(path) if pathlib.Path(path).exists() and not fresh else Profile()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(cluster.devices)))

@@ -18,8 +18,8 @@ __all__ = ["Options", "Trainer", "UpdateEvent", "devices_needed", "measure_host_
 def devices_needed(plan: str, *, model: str | None, dtype: str | None, seed: int) -> int:
     """Return how many devices a plan file needs.
 
-    Raises the errors that every rank would raise, before any rank is started. model, dtype: None takes the
-    plan's.
+    Raises the errors that every rank would raise, before any rank is started. model, dtype: None: those of
+    the plan.
     """
     # On the device "meta", weights take no memory.
     job = load_job(plan, model=model or "", dtype=dtype or "", seed=seed, device="meta")

@@ -19,7 +19,11 @@ __all__ = [
 
 
 def make_schedule(name: str, *, stages: int, microbatches: int, workers: int | None) -> Schedule:
-    """Return a named schedule, or the schedule of a file, which has its own numbers of stages and so on."""
+    """Return a named schedule, or the schedule of a file.
+
+    A file has its own numbers of stages, micro-batches and workers; the arguments are for names. workers:
+    None: as many as the schedule needs for its stages.
+    """
     if name in NAMES:
         # chunks: how many stages a worker has in this schedule
         rows = workers or max(1, stages // SCHEDULES[name].chunks)
@@ -28,7 +32,7 @@ def make_schedule(name: str, *, stages: int, microbatches: int, workers: int | N
 
 
 def read_schedule(name_or_path: str | None) -> str:
-    """Return a schedule's name unchanged, or the rows of a schedule file as text; "" for none."""
+    """Return a schedule's name unchanged, or the rows of a schedule file as text; "" for None."""
     if not name_or_path or name_or_path in NAMES or name_or_path.startswith("threaded"):
         return name_or_path or ""
     advice = (

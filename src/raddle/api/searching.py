@@ -6,8 +6,8 @@ a whole operator on each of some devices. `optcnn_paper` takes the costs of the 
 
 `PlanSpace` has the groups of a graph and the configurations that they may have; `Tables` has the seconds of
 each configuration, from which `choose_configurations` takes the cheapest combination. `Tiles` maps
-operators to tilings. A `PipelineRequest` is what the user fixes of a pipeline, and a `LayerCostModel`
-estimates times and sizes of layers, from which stages are made.
+operators to tilings. A `PipelineRequest` has the properties of a pipeline that the user fixes, such as the
+number of stages. A `LayerCostModel` estimates times and sizes of layers, from which stages are made.
 """
 
 from __future__ import annotations

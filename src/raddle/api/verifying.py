@@ -1,4 +1,4 @@
-"""Trains with a plan and with the plain module, and compares values and bytes sent."""
+"""Trains with a plan and with the plain module, and compares losses, gradients, parameters and bytes."""
 
 from __future__ import annotations
 

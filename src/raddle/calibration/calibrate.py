@@ -1,4 +1,9 @@
-"""Fits named numbers of a cluster to measurements: the work of `raddle calibrate`."""
+"""Fits named numbers of a cluster to measured training steps: the work of `raddle calibrate`.
+
+A named number is, for example, the bandwidth of the network (named_numbers.py). The fit makes the simulated
+steps as long as the measured steps (least_squares.py). A number is undetermined if the measurements do not
+fix its value: a change of it, alone or together with others, changes no prediction.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +26,13 @@ OnProgress = Callable[[Mapping[str, Any]], None]
 
 
 class FittedNumber(NamedTuple):
+    """A number that was fitted, with its value in the given and in the fitted cluster."""
+
     name: str
-    before: float
-    after: float  # its value in the fitted cluster
-    # The numbers against which it can be traded without effect, itself included; (): it is determined.
+    before: float  # value in the given cluster
+    after: float  # value in the fitted cluster
+    # Names of the numbers that can change together without effect on the predictions, this number included;
+    # (): the measurements determine this number.
     undetermined_with: tuple[str, ...]
 
 
@@ -34,24 +42,25 @@ class ComparedRow(NamedTuple):
     measurement: Measurement
     model: str
     batch: int
-    sync: str  # that of the simulated plan
+    sync: str  # sync kind of the simulated plan
     measured: float  # seconds of a step
-    predicted: float
-    before: float  # predicted on the cluster as it was given
+    predicted: float  # seconds of a step on the fitted cluster
+    before: float  # seconds of a step on the given cluster
 
     @property
     def residual(self) -> float:
-        """By how much the predicted throughput is higher than the measured one, as a share of it."""
+        """The predicted throughput relative to the measured one, minus 1: 0.1 if it is 10 % higher."""
         return self.measured / self.predicted - 1
 
 
 class Calibration(NamedTuple):
-    """A fitted cluster, and how near its predictions are."""
+    """A fitted cluster, and how near its predictions are to the measurements."""
 
     cluster: Cluster
     numbers: list[FittedNumber]
-    after: bool | None  # whether synchronisation follows the backward; None: that was not fitted
-    rows: list[ComparedRow]
+    # Whether synchronisation follows the backward (sync option "after"); None: that was not tried.
+    after: bool | None
+    rows: list[ComparedRow]  # a row for each measurement
 
 
 def calibrate(
@@ -63,14 +72,17 @@ def calibrate(
     load_plan: LoadPlan,
     on_progress: OnProgress = lambda step: None,
 ) -> Calibration:
-    """Fits the numbers `names` (None: those that the measurements determine) to the measurements.
+    """Fits numbers of a cluster to measurements, and returns the fitted cluster with its predictions.
 
-    "after" among the names: fit with gradients sent after the backward too, and keep what is nearer.
+    names: the numbers to fit; None: those that the measurements determine. If "after" is among the names,
+    the numbers are fitted twice, with gradients sent during and after the backward; the nearer fit is
+    returned.
     """
     _check_names(cluster, names)
     progress = _Progress(on_progress, len(measurements))
 
-    def made(after: bool) -> list[Prediction]:
+    def make_predictions(after: bool) -> list[Prediction]:
+        """Returns the prediction of each measurement. after: gradients are sent after the backward."""
         predictions = []
         for m in measurements:
             progress.report(f"planning {m.model or m.plan}")
@@ -78,16 +90,16 @@ def calibrate(
             progress.done += 1
         return predictions
 
-    choices = [made(False)]
+    choices = [make_predictions(False)]
     if names is not None and AFTER in names:
         progress.total *= 2
-        choices.append(made(True))
+        choices.append(make_predictions(True))
     numbers = [name for name in names or () if name != AFTER]
-    fits = [
+    fitters = [
         _Fitter(cluster, [p for p in predictions if not p.measurement.held_out], progress)
         for predictions in choices
     ]
-    results = [f.fit(f.starts(numbers)) if numbers else f.fit_determined() for f in fits]
+    results = [f.fit(f.starts(numbers)) if numbers else f.fit_determined() for f in fitters]
     best = min(range(len(results)), key=lambda k: results[k].squares)
     values, flat = results[best].values, results[best].flat
     return Calibration(
@@ -102,37 +114,44 @@ def calibrate(
 
 
 def _check_names(cluster: Cluster, names: Sequence[str] | None) -> None:
+    """Raises InputError for names that cannot be fitted on this cluster."""
     for name in names or ():
         if name not in NUMBERS and name != AFTER:
             raise InputError(
                 f"{quote(name)} cannot be fitted: choose from {', '.join((*NUMBERS, AFTER))}."
             )
         if name in ("link", "network") and not value_of(cluster, name):
-            raise InputError(f"{cluster.name} has no {name} whose bandwidth could be fitted.")
+            raise InputError(
+                f"{cluster.name} has no {name} whose bandwidth could be fitted: leave {name} out of --fit."
+            )
     if names is not None and len(set(names)) != len(names):
-        raise InputError("a number is named twice to be fitted: name each once.")
+        raise InputError("--fit names a number twice: name each number once.")
     if names is not None and not set(names) - {AFTER}:
-        raise InputError(f"name at least one number to be fitted: {', '.join(NUMBERS)}.")
+        raise InputError(f"--fit names no number: name at least one of {', '.join(NUMBERS)}.")
 
 
 class _Progress:
-    """Counts what is done: plans that are made, then rounds of simulations."""
+    """Reports progress. `done` counts the plans that are made; then all measurements are simulated."""
 
     def __init__(self, on_progress: OnProgress, total: int) -> None:
         self._on_progress, self.done, self.total = on_progress, 0, total
 
     def report(self, step: str) -> None:
+        """Reports the present step, such as "simulating"."""
         self._on_progress({"step": step, "done": min(self.done, self.total), "of": self.total})
 
 
 class _Result(NamedTuple):
-    values: dict[str, float]  # by number that was fitted
+    """The result of a fit."""
+
+    values: dict[str, float]  # name of a fitted number -> value
     squares: float  # the sum of the squared residuals
-    flat: list[Array]  # directions in which the numbers are not determined
+    # Unit vectors over the fitted numbers: a change in such a direction changes no prediction.
+    flat: list[Array]
 
 
 class _Fitter:
-    """Fits numbers of a cluster to measurements, whose predictions are given."""
+    """Fits numbers of a cluster, so that some predictions are near their measurements."""
 
     def __init__(
         self, cluster: Cluster, predictions: Sequence[Prediction], progress: _Progress
@@ -140,12 +159,13 @@ class _Fitter:
         self.cluster, self.predictions, self.progress = cluster, predictions, progress
 
     def starts(self, names: Sequence[str]) -> dict[str, float]:
-        """The values from which a fit starts: those of the cluster."""
+        """Returns the values from which a fit starts: those of the cluster."""
         return {name: value_of(self.cluster, name) or NUMBERS[name].start for name in names}
 
     def fit(self, starts: Mapping[str, float]) -> _Result:
-        """Fits the numbers of `starts`, from these values on."""
+        """Returns the fit of the numbers in `starts`. starts: name -> value at which the fit starts."""
         names = list(starts)
+        # [1]: NamedNumber.least, [2]: NamedNumber.most
         low, high = (np.log([NUMBERS[name][at] for name in names]) for at in (1, 2))
         x = np.log([starts[name] for name in names])
         result = fit(lambda x: self._residuals(names, x), x, low, high)
@@ -153,19 +173,20 @@ class _Fitter:
         return _Result(values, float(result.residuals @ result.residuals), result.flat)
 
     def fit_determined(self) -> _Result:
-        """Fits the usual numbers that the measurements determine, fewer than there are measurements.
+        """Returns the fit of the usual numbers that the measurements determine.
 
-        A number may come to matter when others are fitted, as links do when devices compute faster: so it
-        chooses again at the fitted values, until nothing is added.
+        They are fewer than there are measurements. A number may come to matter when others are fitted:
+        links do if devices turn out to compute faster. So numbers are chosen again at the fitted values,
+        until no number is added.
         """
         starts = self.starts([name for name in USUAL if value_of(self.cluster, name)])
-        most = max(1, len(self.predictions) - 1)
+        max_count = max(1, len(self.predictions) - 1)
         names, result = list[str](), _Result({}, math.inf, [])
-        while len(names) < most:
+        while len(names) < max_count:
             added = [name for name in self._determined(starts) if name not in names]
             if not added:
                 break
-            chosen = {*names, *added[: most - len(names)]}
+            chosen = {*names, *added[: max_count - len(names)]}
             names = [name for name in starts if name in chosen]
             result = self.fit({name: starts[name] for name in names})
             starts |= result.values
@@ -176,16 +197,20 @@ class _Fitter:
         return result
 
     def _determined(self, values: Mapping[str, float]) -> list[str]:
-        """Those of some numbers that the measurements determine near these values."""
+        """Returns the numbers among `values` that the measurements determine near these values."""
         names = list(values)
         low, high = (np.log([NUMBERS[name][at] for name in names]) for at in (1, 2))
+        # x: logarithms of the numbers, r: residuals, j: derivatives of r by x (least_squares.py)
         x = np.log([*values.values()])
         r = self._residuals(names, x)
         j = influences(lambda moved: self._residuals(names, moved), x, r, low, high)
         return [names[k] for k in determined(j)]
 
     def _residuals(self, names: Sequence[str], x: Array) -> Array:
-        """By measurement, the logarithm of predicted over measured seconds; x: those of the numbers."""
+        """Returns for each measurement the logarithm of predicted over measured seconds.
+
+        x: the logarithms of the numbers `names`.
+        """
         self.progress.report("simulating")
         values = {name: math.exp(v) for name, v in zip(names, x, strict=True)}
         ratios = [p.seconds(values) / p.measured_seconds for p in self.predictions]
@@ -193,19 +218,23 @@ class _Fitter:
 
 
 def _traded_with(name: str, names: Sequence[str], flat: Sequence[Array]) -> tuple[str, ...]:
-    """The numbers of a flat direction in which `name` has a part of at least a tenth."""
+    """Returns the numbers that can change together with `name` without effect on the predictions.
+
+    They have components of at least 0.1 in a flat direction (a unit vector) in which `name` has one, too.
+    """
     k = names.index(name)
     together = [
-        other
+        number
         for direction in flat
         if abs(direction[k]) >= 0.1
-        for other, part in zip(names, direction, strict=True)
-        if abs(part) >= 0.1
+        for number, component in zip(names, direction, strict=True)
+        if abs(component) >= 0.1
     ]
     return tuple(dict.fromkeys(together))
 
 
 def _row(prediction: Prediction, values: Mapping[str, float]) -> ComparedRow:
+    """Returns a measurement next to its prediction with these values of the numbers."""
     plan = prediction.plan
     return ComparedRow(
         prediction.measurement, plan.model, plan.batch, plan.sync, prediction.measured_seconds,

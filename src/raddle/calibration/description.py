@@ -1,4 +1,7 @@
-"""The result of a calibration as plain data, and as the comments of the fitted cluster file."""
+"""Describes the result of a calibration: as plain data, and as comments in the fitted cluster file.
+
+A calibration fits numbers of a cluster, such as bandwidths, to measured training steps (calibrate.py).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from raddle.calibration.calibrate import Calibration, FittedNumber
 from raddle.calibration.named_numbers import NUMBERS
 from raddle.clusters.file import save_cluster
 
-# Why a family of operators may run above the peak.
+# Family of operators -> why its fitted efficiency may be above 1, which means faster than the peak.
 ABOVE_PEAK: Mapping[str, str] = {
     "conv": "above the peak: FLOPs are counted by the definition of a convolution, and Winograd's "
     "algorithm needs up to 4 times fewer for 3 x 3",
@@ -20,7 +23,7 @@ ABOVE_PEAK: Mapping[str, str] = {
 
 
 def describe(calibration: Calibration) -> dict[str, Any]:
-    """The result as plain data. Residuals are shares: 0.1 if 10 % more throughput is predicted."""
+    """Returns the result as plain data. A residual is 0.1 if the predicted throughput is 10 % too high."""
     rows = [
         {
             "model": row.model,
@@ -45,6 +48,7 @@ def describe(calibration: Calibration) -> dict[str, Any]:
 
 
 def _number(number: FittedNumber) -> dict[str, Any]:
+    """Returns a fitted number as plain data."""
     return {
         "name": number.name,
         "meaning": NUMBERS[number.name].meaning,
@@ -56,7 +60,7 @@ def _number(number: FittedNumber) -> dict[str, Any]:
 
 
 def _note(number: FittedNumber) -> str:
-    """What has to be said of a number, in words; often nothing."""
+    """Returns a warning about a fitted number as a text; often ""."""
     notes = []
     if number.name in ABOVE_PEAK and number.after > 1:
         notes.append(ABOVE_PEAK[number.name])
@@ -69,7 +73,10 @@ def _note(number: FittedNumber) -> str:
 
 
 def write_cluster(calibration: Calibration, measured: str, path: str | Path) -> None:
-    """Writes the fitted cluster, with what was fitted to the file `measured` as comments above it."""
+    """Writes the fitted cluster to `path`, with comments that say what was fitted.
+
+    measured: the path of the table of measurements, for the comments.
+    """
     held_out = sum(row.measurement.held_out for row in calibration.rows)
     comments = [
         f"Fitted by raddle calibrate to {len(calibration.rows) - held_out} measurements of "

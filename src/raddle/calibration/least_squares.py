@@ -1,13 +1,16 @@
 """Fits positive numbers so that predicted seconds are near measured ones: least squares on log ratios.
 
-Levenberg and Marquardt's method, on the logarithms of the numbers. A ratio of 1.1 counts as much as one of
-1 / 1.1, and a step of 1 ms as much as one of 1 s. Derivatives are differences, because the simulation has
-none. A timeline has kinks where its critical path changes: a link that is hidden behind computing has no
-effect until it is several times slower. So each number is also tried at distant values, and the method goes
-on from the best of them. Nothing is random: equal measurements give equal numbers.
+The numbers are those of a cluster, such as the bandwidth of a link. A residual is the logarithm of
+predicted over measured seconds: a ratio of 1.1 counts as much as one of 1 / 1.1, and a step of 1 ms as much
+as one of 1 s. Levenberg and Marquardt's method minimises the sum of their squares over the logarithms of
+the numbers. Derivatives are finite differences, because a simulation has no derivatives. A timeline has
+kinks where its critical path changes: a link that is hidden behind computing has no effect until it is
+several times slower. So each number is also tried at distant values, and the method goes on from the best
+of them. Nothing is random: equal measurements give equal numbers.
 """
 
-# r: residuals, one for each measurement; j: their derivatives, a column for each number; x: logarithms
+# x: logarithms of the numbers; r: residuals, one for each measurement; j: derivatives of r by x, a row for
+# each measurement and a column for each number; k: index of a number
 
 from __future__ import annotations
 
@@ -18,33 +21,34 @@ from typing import NamedTuple
 import numpy as np
 
 Array = np.ndarray
-STEP = 0.02  # of a logarithm, for a derivative: 2 %
-ITERATIONS = 30
-ENOUGH = 1e-4  # of a logarithm: the fit ends when no number changes by more
-# A direction is flat if a change of the numbers along it by 10 % changes no prediction by more than 0.3 %.
+STEP = 0.02  # change of a logarithm for a finite difference: the number changes by 2 %
+ITERATIONS = 30  # the most steps of a descent
+ENOUGH = 1e-4  # a descent ends when no logarithm changes by more
+# A direction is flat if a change of the numbers along it by 10 % changes no prediction by more than 0.3 %:
+# the limit of the derivative is 0.3 / 10.
 FLAT = 0.03
-DISTANT = np.log([1 / 8, 1 / 4, 1 / 2, 2, 4, 8])  # factors at which a number is tried
-ROUNDS = 4  # of trials at distant values
+DISTANT = np.log([1 / 8, 1 / 4, 1 / 2, 2, 4, 8])  # factors for the distant values of a number
+ROUNDS = 4  # rounds of trials at distant values
 
 
 class Fit(NamedTuple):
     """The best numbers, and the directions in which they may change without effect."""
 
-    x: Array  # logarithms
+    x: Array  # logarithms of the numbers
     residuals: Array  # logarithms of predicted over measured
     # Unit vectors: combinations of the numbers that the measurements do not determine.
     flat: list[Array]
 
 
 def fit(residuals_of: Callable[[Array], Array], start: Array, low: Array, high: Array) -> Fit:
-    """Minimises the sum of squares of `residuals_of`, between the bounds."""
+    """Returns the x between `low` and `high` at which the sum of squares of `residuals_of(x)` is least."""
     x, r = _descend(residuals_of, np.clip(start, low, high), low, high)
     for _ in range(ROUNDS):
-        ends = [
+        minima = [  # (x, r) of each
             _descend(residuals_of, trial, low, high)
             for trial in _distant_trials(residuals_of, x, r, low, high)
         ]
-        best = min(ends, key=lambda end: float(end[1] @ end[1]), default=(x, r))
+        best = min(minima, key=lambda minimum: float(minimum[1] @ minimum[1]), default=(x, r))
         if best[1] @ best[1] >= (1 - ENOUGH) * (r @ r):
             break
         x, r = best
@@ -54,9 +58,10 @@ def fit(residuals_of: Callable[[Array], Array], start: Array, low: Array, high: 
 def _distant_trials(
     residuals_of: Callable[[Array], Array], x: Array, r: Array, low: Array, high: Array
 ) -> list[Array]:
-    """By number, its best distant value, if it is worth a descent.
+    """Returns points x at which one number has its best distant value, if they are worth a descent.
 
-    It is if it is nearer to the measurements than x is, or if the number has an effect there and not at x.
+    They are if their predictions are nearer to the measurements than those of x, or if the number has an
+    effect there but not at x.
     """
     trials, effects = [], np.linalg.norm(derivatives(residuals_of, x, r, high), axis=0)
     for k in range(len(x)):
@@ -64,7 +69,7 @@ def _distant_trials(
         points[:, k] = np.clip(points[:, k] + DISTANT, low[k], high[k])
         residuals = [residuals_of(point) for point in points]
         squares = [float(new_r @ new_r) for new_r in residuals]
-        if effects[k] < FLAT:  # only values with an effect
+        if effects[k] < FLAT:  # the number has no effect at x: only values with an effect count
             unchanged = [np.abs(new_r - r).max() < FLAT for new_r in residuals]
             squares = [math.inf if u else s for u, s in zip(unchanged, squares, strict=True)]
         best = int(np.argmin(squares))
@@ -76,13 +81,14 @@ def _distant_trials(
 def _descend(
     residuals_of: Callable[[Array], Array], x: Array, low: Array, high: Array
 ) -> tuple[Array, Array]:
-    """The numbers and residuals of the next local minimum."""
+    """Returns x and r of a local minimum that is reached from x."""
     r, damping = residuals_of(x), 1e-3
     for _ in range(ITERATIONS):
         j = derivatives(residuals_of, x, r, high)
         improved = False
         while not improved and damping < 1e6:
             step = _damped_step(j, r, damping)
+            # 1.5: no number changes by more than a factor of e ** 1.5 = 4.5 at once
             new = np.clip(x + np.clip(step, -1.5, 1.5), low, high)
             new_r = residuals_of(new)
             improved = bool(new_r @ new_r < r @ r)
@@ -96,13 +102,16 @@ def _descend(
 
 
 def _damped_step(j: Array, r: Array, damping: float) -> Array:
-    """The step that solves (jᵀj + damping) step = -jᵀr, in the least norm."""
+    """Returns the step that solves (jᵀj + damping · identity) step = -jᵀr."""
     normal = j.T @ j + damping * np.eye(j.shape[1])
     return np.asarray(np.linalg.solve(normal, -j.T @ r))
 
 
 def derivatives(residuals_of: Callable[[Array], Array], x: Array, r: Array, high: Array) -> Array:
-    """By measurement and number: the change of the residual over that of the number's logarithm."""
+    """Returns j at x: the change of each residual over the change of a number's logarithm.
+
+    r: the residuals at x. high: the upper bounds of x.
+    """
     columns = []
     for k in range(len(x)):
         step = -STEP if x[k] + STEP > high[k] else STEP
@@ -115,7 +124,11 @@ def derivatives(residuals_of: Callable[[Array], Array], x: Array, r: Array, high
 def influences(
     residuals_of: Callable[[Array], Array], x: Array, r: Array, low: Array, high: Array
 ) -> Array:
-    """As `derivatives`, but over the most distant values; of the two, the one with the larger effect."""
+    """Returns a matrix like that of `derivatives`, of differences to the most distant values.
+
+    Of the two distant values of a number, the smallest and the largest, the one with the larger effect
+    counts.
+    """
     columns = []
     for k in range(len(x)):
         secants = []
@@ -129,7 +142,7 @@ def influences(
 
 
 def flat_directions(j: Array) -> list[Array]:
-    """The directions of the numbers that change no residual noticeably."""
+    """Returns unit vectors: a change of the numbers in such a direction changes no residual noticeably."""
     _, singular, directions = np.linalg.svd(j, full_matrices=True)
     # More numbers than measurements: the directions behind the last singular value are flat too.
     sizes = np.concatenate([singular, np.zeros(len(directions) - len(singular))])
@@ -137,17 +150,18 @@ def flat_directions(j: Array) -> list[Array]:
 
 
 def determined(j: Array, least: float = 0.1) -> list[int]:
-    """The columns that the measurements determine together, the most influential first.
+    """Returns the columns (numbers) that the measurements determine together, the most influential first.
 
-    Chosen one after the other: that with the largest part that the columns before it do not explain.
+    The next column is always the one with the largest component orthogonal to the columns before it.
+    least: norm of that component below which a column is not determined.
     """
-    left, chosen = j.astype(float).copy(), list[int]()
+    remainder, chosen = j.astype(float).copy(), list[int]()
     for _ in range(min(j.shape)):
-        norms = np.linalg.norm(left, axis=0)
+        norms = np.linalg.norm(remainder, axis=0)
         best = int(np.argmax(norms))
         if norms[best] < least:
             break
         chosen.append(best)
-        unit = left[:, best] / norms[best]
-        left -= np.outer(unit, unit @ left)
+        unit = remainder[:, best] / norms[best]
+        remainder -= np.outer(unit, unit @ remainder)
     return chosen

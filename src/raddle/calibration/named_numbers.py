@@ -1,16 +1,19 @@
 """The numbers of a cluster that calibration can fit, by name.
 
-    conv, matmul, attention, memory   efficiency of a family of operators: the share of the peak (of the
-                                      memory's bandwidth) that they reach; above 1 where an algorithm needs
-                                      fewer FLOPs than are counted
-    peak                              FLOP/s of all data types together: all families get faster alike
+    conv, matmul, attention           efficiency of a family of operators: the fraction of the peak FLOP/s
+                                      that they reach; above 1 if the algorithm needs fewer FLOPs than are
+                                      counted
+    memory                            efficiency of all other operators: the fraction of the memory's
+                                      bandwidth that they reach
+    peak                              peak FLOP/s of all data types: one factor makes all families faster
     link                              bandwidth of the links inside nodes
     network                           bandwidth of the adapters between nodes
     overhead                          fixed seconds per operator, as the launch of a kernel
-    message, slice, sum, byte         host overhead: seconds that communication takes from a device
+    message, slice, sum, byte         host overhead: seconds that a device that computes spends on each
+                                      message, slice of a parameter, all-reduce or byte
     collective                        by how much a running all-reduce slows computing, from 0 to 1
 
-A number is fitted as a factor on its value in the cluster, the same for all kinds of devices and all links.
+A fit multiplies a number's value in the cluster by one factor, for all kinds of devices and all links.
 """
 
 from __future__ import annotations
@@ -29,9 +32,9 @@ class NamedNumber(NamedTuple):
     """A number that can be fitted."""
 
     meaning: str
-    least: float  # of its value
-    most: float
-    start: float = 0.0  # where it begins if the cluster has 0
+    least: float  # the smallest value that a fit may give
+    most: float  # the largest value that a fit may give
+    start: float = 0.0  # the value from which the fit starts if the cluster has 0
 
 
 _FAMILIES = {
@@ -52,12 +55,16 @@ NUMBERS: dict[str, NamedNumber] = {
     "byte": NamedNumber("host overhead per byte, seconds", 1e-15, 1e-3, 1e-11),
     "collective": NamedNumber("by how much an all-reduce slows computing", 1e-3, 1.0, 0.1),
 }
-# Those of which the default fit chooses. The others need measurements that show them apart from these.
+# The numbers from which the default fit chooses. The other numbers are fitted only if the user names them:
+# they need measurements that tell them apart from these.
 USUAL = ("conv", "matmul", "attention", "memory", "link", "network", "overhead")
 
 
 def value_of(cluster: Cluster, name: str) -> float:
-    """The value of a number in a cluster: that of its first device or link; 0 if it has none."""
+    """Returns the value of a number in a cluster: that of the first device or link.
+
+    0 without such a link.
+    """
     device = cluster.devices[0]
     if name in EFFICIENCY:
         return device.efficiency[name]
@@ -72,16 +79,20 @@ def value_of(cluster: Cluster, name: str) -> float:
 
 
 def with_values(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
-    """The cluster with other values. Different kinds and links keep their ratios."""
+    """Returns the cluster with other values. Different kinds of devices and links keep their ratios.
+
+    values: name of a number -> value for the first device or link.
+    """
     factors = {}
     for name, value in values.items():
         before = value_of(cluster, name)
-        factors[name] = value / before if before else math.inf  # inf: there is nothing to multiply
-    by_device = {device: _device_with(device, values, factors) for device in set(cluster.devices)}
+        # inf: the cluster has 0, which cannot be multiplied; the value is set instead.
+        factors[name] = value / before if before else math.inf
+    new_devices = {device: _device_with(device, values, factors) for device in set(cluster.devices)}
     link, network = factors.get("link", 1.0), factors.get("network", 1.0)
     return replace(
         cluster,
-        devices=tuple(by_device[device] for device in cluster.devices),
+        devices=tuple(new_devices[device] for device in cluster.devices),
         node_links=tuple(
             a and replace(a, bandwidth=a.bandwidth * link) for a in cluster.node_links
         ),
@@ -94,9 +105,13 @@ def with_values(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
 def _device_with(
     device: Device, values: Mapping[str, float], factors: Mapping[str, float]
 ) -> Device:
-    """A device with other values. factors: by number, the value over that of the cluster's first device."""
+    """Returns a device with other values.
+
+    factors: name of a number -> its new value over the value of the cluster's first device.
+    """
 
     def scaled(old: Mapping[str, float]) -> dict[str, float]:
+        """Returns the values with those that have a factor scaled."""
         return {
             name: value
             if name not in factors
@@ -118,7 +133,10 @@ def _device_with(
 
 
 def _scaled(old: float, factor: float, value: float, name: str) -> float:
-    """The old value times the factor, in the limits of the number; `value` if there is no factor."""
+    """Returns the old value times the factor, within the limits of the number.
+
+    factor: infinite if the first device has 0; then the result is `value`.
+    """
     if math.isinf(factor):
         return value
     return min(max(old * factor, 0.0 if not old else NUMBERS[name].least), NUMBERS[name].most)

@@ -1,6 +1,7 @@
-"""Predicts the step of a measurement on a cluster whose numbers change, as `raddle simulate` would.
+"""Predicts the step time of a measurement by simulation, on clusters with different values of some numbers.
 
-The plan and its program are made once, on the cluster as it is given; only their simulation is repeated.
+`raddle calibrate` looks for the values at which predicted and measured times agree. The plan and its
+program are made once, for the given cluster; only their simulation is repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from raddle.searches.planning import build_plan, run_method
 from raddle.searches.settings import Settings
 from raddle.simulation.timeline import simulate
 
-STEPS = 2  # steps to simulate; the last is that of the prediction
+STEPS = 2  # steps to simulate; the last one is the prediction
 
 Capture = Callable[[str, int], Graph]  # model, batch -> graph
 LoadPlan = Callable[
@@ -31,9 +32,11 @@ LoadPlan = Callable[
 
 
 class Prediction:
-    """The simulated steps of one measurement.
+    """The plan of one measurement, and its simulated step time for different values of the numbers.
 
-    after: gradients are sent after the whole backward, where the sync kind has that option.
+    cluster: the given cluster, of which the measurement may use a part. capture, load_plan: how the model
+    or the plan file is loaded. after: gradients are sent after the whole backward, if the sync kind has
+    that option.
     """
 
     def __init__(
@@ -54,29 +57,31 @@ class Prediction:
             graph = result.pipeline.graph if result.pipeline is not None else graph
         if plan.devices != len(self.cluster.devices):
             raise InputError(
-                f"the plan '{measurement.plan}' has {plan.devices} devices, and its row names "
-                f"{len(self.cluster.devices)} of {cluster.name}."
+                f"the plan '{measurement.plan}' has {plan.devices} devices, but its row names "
+                f"{len(self.cluster.devices)} devices of {cluster.name}: write {plan.devices}."
             )
         plan = replace(plan, sync=with_after(plan.sync) if after else plan.sync)
         self.plan = replace(plan, steps=steps_to_simulate(plan, STEPS))
         self.program = lower(graph, self.plan)
-        self._seconds: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}  # cache, by fingerprint of the cluster
 
     @property
     def measured_seconds(self) -> float:
+        """The measured seconds of a step."""
         return self.measurement.step_seconds(self.plan.batch)
 
     def seconds(self, values: Mapping[str, float]) -> float:
-        """Seconds of a step if the cluster had these values of its named numbers."""
+        """Returns the seconds of a step if the cluster had these values of its named numbers."""
         cluster = with_values(self.cluster, values)
         key = cluster.fingerprint()
-        if key not in self._seconds:  # a number may have no effect here, as links on one device
+        # Different values may give equal clusters: one device has no links whose bandwidth could change.
+        if key not in self._seconds:
             self._seconds[key] = simulate(self.program, cluster).step_seconds
         return self._seconds[key]
 
 
 def with_after(sync: str) -> str:
-    """The sync kind with the option `after`; unchanged if it has it or cannot have it."""
+    """Returns the sync kind with the option `after`; unchanged if it has the option or cannot have it."""
     name, colon, options = sync.partition(":")
     words = options.split(",") if colon else []
     if AFTER in words or AFTER not in KINDS[name].option_patterns or "parameters" in words:

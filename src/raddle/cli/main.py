@@ -67,7 +67,7 @@ _format = warnings.formatwarning  # Python's own function
 def _format_warning(
     message: Warning | str, category: type[Warning], *where: Any, **line: Any
 ) -> str:
-    """Format warnings; a search's warning about a failed candidate is printed without file and line."""
+    """Return the text of a warning; a search's warning about a failed candidate has no file and line."""
     if issubclass(category, FailedCandidate):
         return f"raddle: {message}\n"
     return _format(message, category, *where, **line)

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def show(value: T, table: Callable[[T], None], *, as_json: bool) -> None:
-    """Print a value as JSON, or with the function `table`."""
+    """Print a value as JSON, or as a table, which the function `table` prints."""
     if as_json:
         print(json.dumps(value, indent=2))
     else:

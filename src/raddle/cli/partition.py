@@ -1,6 +1,6 @@
 """The verb `partition`: partitions a model's filters and channels with several methods.
 
-A part is the share of one device. The methods coarse, fine and mixed are solvers: they search until a
+A part is the work of one device. The methods coarse, fine and mixed are solvers: they search until a
 time limit. The other methods follow a rule.
 """
 

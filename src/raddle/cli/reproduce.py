@@ -58,7 +58,7 @@ def reproduce(
     if output is not None:
         if pathlib.Path(output).suffix not in OUTPUT_FORMATS:
             raise InputError(
-                f"'{output}' is to end in {', '.join(OUTPUT_FORMATS)}: name another file."
+                f"'{output}' must end in {', '.join(OUTPUT_FORMATS)}: name another file."
             )
         check_folder(output)
     experiment = registry.choose(registry.load(name), part or [])
@@ -119,4 +119,4 @@ def _format_result(result: "Result", output: str) -> str:
 
 
 def _show_nothing(value: Any) -> None:
-    pass  # stands in for the function that prints a table: `show` does not call it for JSON
+    """Do nothing: `show` needs a function that prints a table, but does not call it for JSON."""

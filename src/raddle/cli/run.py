@@ -1,4 +1,4 @@
-"""The verb `run`: trains with a plan, by replacing itself with torchrun."""
+"""The verb `run`: trains with a plan. The process is replaced by torchrun, which starts the ranks."""
 
 import os
 import shlex
@@ -123,6 +123,9 @@ def run(
 
 
 def _threads_from_environment() -> int | None:
-    """Return the user's OMP_NUM_THREADS, to pass as an option: torchrun may set the variable itself."""
+    """Return the user's OMP_NUM_THREADS, or None.
+
+    It is passed to the ranks as an option, because torchrun may set the variable itself.
+    """
     text = os.environ.get("OMP_NUM_THREADS", "")
     return int(text) if text.isdigit() and int(text) > 0 else None

@@ -6,7 +6,7 @@ its traits (traits.py). An operator of a graph (`Op`) refers to its kind by name
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -47,6 +47,8 @@ class OperatorKind:
     flops_per_point: floating-point operations per point of the iteration space; products always have 2.
     flops: (space, box, operand) -> floating-point operations of the forward (operand None) or of the
     gradient of that operand; None: derived from the notation.
+    tensor_attr: an attribute, an integer, that its kernel also takes as a tensor, after its operands: it
+    differs between operators that are otherwise equal. "": none.
     """
 
     name: str
@@ -55,6 +57,7 @@ class OperatorKind:
     flops_per_point: int = 1
     merge: MergeFunction | None = None
     flops: Callable[[Space, Box, int | None], int] | None = None
+    tensor_attr: str = ""
 
 
 class OperatorTile(NamedTuple):
@@ -128,12 +131,13 @@ def declare(
     flops_per_point: int = 1,
     merge: MergeFunction | None = None,
     flops: Callable[[Space, Box, int | None], int] | None = None,
+    tensor_attr: str = "",
 ) -> None:
     """Adds an operator kind; see OperatorKind."""
     if name in OPERATOR_KINDS:
         raise ImportError(f"two files declare operators of kind '{name}'")
     OPERATOR_KINDS[name] = OperatorKind(
-        name, notation, kernel_factory, flops_per_point, merge, flops
+        name, notation, kernel_factory, flops_per_point, merge, flops, tensor_attr
     )
     TRAITS[name] = traits
 
@@ -142,7 +146,8 @@ def make_kernel(op: Op, box: Box, device: torch.device | str = "cpu") -> Kernel:
     """Makes the function that computes a box of an operator from the regions that the box needs.
 
     The function takes one tensor for each of `op.inputs` (None if the box needs no element of it). It
-    returns a tuple: the box of every output or, if the box is partial, parts for `merge_partials`.
+    returns a tuple: the box of every output or, if the box is partial, parts for `merge_partials`. An
+    operator with a `tensor_attr` takes one more tensor, if it is given.
     """
     tile = OperatorTile(op, box, op.space.regions(box), torch.device(device))
     run = OPERATOR_KINDS[op.kind].kernel_factory(tile)
@@ -151,12 +156,26 @@ def make_kernel(op: Op, box: Box, device: torch.device | str = "cpu") -> Kernel:
         return lambda *tensors: _as_tuple(run(*tensors))
 
     def run_with_absent_operands(*tensors: Tensor | None) -> Any:
+        operands, numbers = tensors[: len(argument_slots)], tensors[len(argument_slots) :]
         arguments: list[Tensor | None] = [None] * (max(argument_slots, default=-1) + 1)
-        for slot, tensor in zip(argument_slots, tensors, strict=True):
+        for slot, tensor in zip(argument_slots, operands, strict=True):
             arguments[slot] = tensor
-        return _as_tuple(run(*arguments))
+        return _as_tuple(run(*arguments, *numbers))
 
     return run_with_absent_operands
+
+
+def tensor_attr(op: Op) -> int | None:
+    """The attribute that an operator's kernel also takes as a tensor; None: there is none."""
+    name = OPERATOR_KINDS[op.kind].tensor_attr
+    return op.attrs.get(name) if name else None
+
+
+def kernel_key(op: Op) -> Hashable:
+    """Operators with equal keys have equal kernels, but for the attribute that is also a tensor."""
+    name = OPERATOR_KINDS[op.kind].tensor_attr
+    attrs = tuple((key, repr(value)) for key, value in sorted(op.attrs.items()) if key != name)
+    return op.kind, attrs, op.notation, op.space, op.argument_slots, op.dtypes
 
 
 def merge_partials(

@@ -48,6 +48,8 @@ class Call:
     stage: int = 0  # pipeline stage
     # What the random numbers of the call depend on, besides the seed of the micro-batch; "": it draws none.
     random_stream: str = ""
+    # The last arguments, which are the same in every step: the numbers of the code
+    numbers: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass

@@ -38,6 +38,7 @@ from raddle.runtime.actions import (
 from raddle.runtime.builders.buckets import BucketBuilder
 from raddle.runtime.builders.buffers import BufferUpdateBuilder
 from raddle.runtime.builders.calls import CallBuilder
+from raddle.runtime.builders.codes import ShareCode
 from raddle.runtime.builders.messages import MessageBuilder
 from raddle.runtime.builders.persistent import add_persistent_slots
 from raddle.runtime.builders.slices import SliceBuilder
@@ -47,15 +48,15 @@ from raddle.runtime.builders.versions import VersionBuilder, mark_stashed_versio
 
 
 def build_actions(
-    program: Program, device: int, place: torch.device, *, compiled: bool = False
+    program: Program, device: int, place: torch.device, *, share: ShareCode | None = None
 ) -> RankActions:
     """The actions of a device (an index into cluster.devices) that computes on the torch device `place`.
 
-    compiled: whether torch.compile will compile the functions of segments.
+    share: makes equal functions one, for torch.compile; None: functions are not compiled.
     They are those of one step, the first of the program. Where steps overlap, they are those of all steps.
     """
     overlap = is_asynchronous(program.plan)  # whether steps overlap
-    builder = _ActionBuilder(program, device, place, compiled=compiled)
+    builder = _ActionBuilder(program, device, place, share=share)
     tag = 0  # the next message tag; all ranks count all transfers, so they agree
     for number, i in builder.instructions:
         count = len(i.messages) if isinstance(i, Move) else int(isinstance(i, Reduce | Gather))
@@ -91,7 +92,7 @@ class _ActionBuilder:
     """Collects the actions of one device: `add` takes the instructions one by one."""
 
     def __init__(
-        self, program: Program, device: int, place: torch.device, *, compiled: bool
+        self, program: Program, device: int, place: torch.device, *, share: ShareCode | None
     ) -> None:
         self.program, self.device = program, device
         overlap = is_asynchronous(program.plan)
@@ -105,7 +106,7 @@ class _ActionBuilder:
         self.persistent = add_persistent_slots(program, device, self.slot_table)
         built_instructions = [i for _, i in self.instructions]
         self.calls = CallBuilder(
-            program, device, place, self.slot_table, built_instructions, compiled=compiled
+            program, device, place, self.slot_table, built_instructions, share=share
         )
         self.messages = MessageBuilder(program, device, self.slot_table)
         self.buffers = BufferUpdateBuilder(program, device, self.slot_table)

@@ -20,6 +20,7 @@ import torch
 
 from raddle.graph.box import Box
 from raddle.graph.graph import FusedCall, Op
+from raddle.graph.operator_kind import kernel_key, tensor_attr
 from raddle.graph.ops import make_kernel, merge_partials
 from raddle.graph.ops.fused import FUSED_KERNELS
 from raddle.plans.native_dropout import with_planned_dropout
@@ -91,7 +92,8 @@ class CodeGenerator:
                 writer.add_line(f"({', '.join(parts[0])},)", into)
             else:
                 packed = "".join(f"({', '.join(vs)},), " for vs in parts)
-                writer.add_call(_merge_function(op, boxes), f"({packed})", into)
+                key = kernel_key(op), tuple(boxes)
+                writer.add_call(_merge_function(op, boxes), f"({packed})", into, key=key)
         return self._build("merge", lambda tensor_id: True)
 
     def _build(self, name: str, is_needed: Callable[[TensorId], bool]) -> GeneratedCode:
@@ -129,8 +131,12 @@ class CodeGenerator:
                 ]
             else:
                 into = list(zip(op.outputs, outs, strict=True))
-            run = make_kernel(self._as_planned(op), tile.box, self.place)
-            writer.add_call(run, ", ".join(arguments), into)
+            number_to_pass, op_to_run = tensor_attr(op), self._as_planned(op)
+            if number_to_pass is not None:
+                arguments.append(writer.number_variable(number_to_pass))
+            run = make_kernel(op_to_run, tile.box, self.place)
+            key = kernel_key(op_to_run), tile.box
+            writer.add_call(run, ", ".join(arguments), into, key=key)
 
     def _as_planned(self, op: Op) -> Op:
         """The operator to run instead of `op`, as the plan's batch norm and dropout need; usually `op`."""
@@ -158,13 +164,14 @@ class CodeGenerator:
         """Writes one native call in place of the operators of a composite."""
         boxes = native_call_boxes(self.variant, self.device, fused)
         arguments = ["None" if i is None else self.writer.region_variable(*i) for i in boxes.inputs]
-        run = FUSED_KERNELS[fused.kind]({**fused.attrs, "in_place": in_place})
+        attrs = {**fused.attrs, "in_place": in_place}
+        run, key = FUSED_KERNELS[fused.kind](attrs), (fused.kind, repr(sorted(attrs.items())))
         into = [
             None if name is None or name not in boxes.outputs else (name, boxes.outputs[name])
             for name in fused.outputs
         ]
         # The last None: further results of the call, if any, are ignored.
-        self.writer.add_call(run, ", ".join(arguments), [*into, None])
+        self.writer.add_call(run, ", ".join(arguments), [*into, None], key=key)
 
 
 def _merge_function(op: Op, boxes: list[Box]) -> Callable[..., tuple[torch.Tensor, ...]]:

@@ -89,7 +89,10 @@ class Executor:
         self.program, self.transport = program, transport
         functions = functions or CompiledFunctions()
         self.rank_actions = rank_actions = build_actions(
-            program, transport.rank, torch.device(place), compiled=functions.mode is not None
+            program,
+            transport.rank,
+            torch.device(place),
+            share=None if functions.mode is None else functions.share,
         )
         self.store = Store(rank_actions.shapes, torch.device(place), rank_actions.gathered)
         self.losses = Losses(program, transport, self.store)

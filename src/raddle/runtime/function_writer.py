@@ -6,9 +6,9 @@
         del v1
         return (v2, )
 
-a: arguments, v: variables, f: functions that are called, g: functions that assemble a region. Names of
-modules, parameters and operators come from the user and never appear in the source, not even in comments:
-this avoids code injection.
+a: arguments, c: numbers, v: variables, f: functions that are called, g: functions that assemble a region.
+Names of modules, parameters and operators come from the user and never appear in the source, not even in
+comments: this avoids code injection.
 
 The arguments are pieces (boxes of tensors) that the device holds before the call; the results are pieces
 that are needed after it. A region is a box of a tensor that a line reads. If a line reads a region that
@@ -19,7 +19,7 @@ gradient.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +41,10 @@ class Piece(NamedTuple):
 
 
 class GeneratedCode(NamedTuple):
-    """A generated function. Its arguments are the differentiable pieces, then weights, then all others."""
+    """A generated function.
+
+    Its arguments are the differentiable pieces, then weights, then all others, then numbers.
+    """
 
     function: Callable[..., tuple[Tensor, ...]]
     differentiable: tuple[Piece, ...]  # activations that get a gradient
@@ -49,6 +52,11 @@ class GeneratedCode(NamedTuple):
     nondifferentiable: tuple[Piece, ...]
     results: tuple[Piece, ...]
     source: str
+    # Numbers that differ between functions that are otherwise equal. They are the last arguments, as int32
+    # tensors without dimensions.
+    numbers: tuple[int, ...] = ()
+    # Functions with equal keys compute the same of their arguments.
+    key: Hashable = None
 
 
 class FunctionWriter:
@@ -63,6 +71,8 @@ class FunctionWriter:
         self._regions_to_read: dict[TensorId, set[Box]] = {}  # see announce_reads
         self._lines: list[str] = []
         self._namespace: dict[str, Any] = {"torch": torch}  # globals of the function
+        self._keys: list[Hashable] = []  # of these globals, in their order
+        self._numbers: list[int] = []  # arguments c0, c1, ...
         self._arguments: dict[Piece, str] = {}  # names: a0, a1, ...
         self._region_variables: dict[tuple[TensorId, Box], str] = {}  # regions that have a variable
         self._count = 0  # variables so far
@@ -80,14 +90,16 @@ class FunctionWriter:
         )
 
     def add_call(
-        self, function: Any, arguments: str, results: Sequence[tuple[TensorId, Box] | None]
-    ) -> None:
+        self, function: Any, arguments: str, results: Sequence[tuple[TensorId, Box] | None], *,
+        key: Hashable,
+    ) -> None:  # fmt: skip
         """Adds a line that calls a function.
 
+        key: functions with equal keys are equal.
         results: the piece that each result is; None for results that are not needed. Each result gets its
         own variable: a tuple would keep all results alive as long as one is used.
         """
-        self.add_line(f"{self._bind('f', function)}({arguments})", results)
+        self.add_line(f"{self._bind('f', function, key)}({arguments})", results)
 
     def add_line(self, expression: str, results: Sequence[tuple[TensorId, Box] | None]) -> None:
         """Adds a line that evaluates an expression to a tuple; results as for add_call."""
@@ -125,7 +137,9 @@ class FunctionWriter:
             return self._region_variables[tensor_id, region]
         else:
             variable = self._new_variable()
-            self._lines.append(f"{variable} = {self._bind('g', assemble)}({', '.join(variables)})")
+            key = tuple(boxes[i] for i in indices), region
+            name = self._bind("g", assemble, key)
+            self._lines.append(f"{variable} = {name}({', '.join(variables)})")
         self._region_variables[tensor_id, region] = variable
         return variable
 
@@ -160,8 +174,14 @@ class FunctionWriter:
         self._count += 1
         return f"v{self._count}"
 
-    def _bind(self, letter: str, bound: Any) -> str:
-        """A new global name for an object that the function uses."""
+    def number_variable(self, number: int) -> str:
+        """A new argument that gets this number."""
+        self._numbers.append(number)
+        return f"c{len(self._numbers) - 1}"
+
+    def _bind(self, letter: str, bound: Any, key: Hashable) -> str:
+        """A new global name for an object that the function uses; equal keys are those of equal objects."""
+        self._keys.append(key)
         name = f"{letter}{len(self._namespace)}"
         self._namespace[name] = bound
         return name
@@ -185,6 +205,7 @@ class FunctionWriter:
         for piece in self._arguments:
             by_kind[argument_kind(piece)].append(piece)
         ordered = [self._arguments[piece] for pieces in by_kind.values() for piece in pieces]
+        ordered += [f"c{n}" for n in range(len(self._numbers))]
         source = f"def {name}({', '.join(ordered)}):\n    " + "\n    ".join(body)
         exec(compile(source, f"<{label}>", "exec"), self._namespace)
         return GeneratedCode(
@@ -194,6 +215,12 @@ class FunctionWriter:
             tuple(by_kind["nondifferentiable"]),
             tuple(piece for piece, _ in results),
             source,
+            tuple(self._numbers),
+            (
+                source,
+                tuple(self._keys),
+                tuple(tuple(p.box.shape for p in pieces) for pieces in by_kind.values()),
+            ),
         )
 
 

@@ -4,8 +4,8 @@ The devices (members) that take part in a collective together are listed as a ri
 which holds the links from this member to the next. All tasks of a ring become ready together, when its last
 member is ready, and have the same duration: that of the fastest algorithm, which may be another than a ring
 (costs/collectives.py). For an all-reduce, a member is ready when its gradients are complete; for a
-reduce-scatter or all-gather, when it has done everything before it in the program; for an all-reduce over
-the replicas of shards (HSDP), when its reduce-scatter has ended, too.
+reduce-scatter or all-gather, when it has done everything before it in the program. For an all-reduce over
+replicas of shards (HSDP), it has also received the sums of the reduce-scatter.
 """
 
 # a, b: neighbours in a ring; d: a device
@@ -86,7 +86,7 @@ class CollectiveTasks:
             gates = np.repeat(gate, len(ring))
             table.wait_for_instructions(gates, instruction.deps, ring)
             duration, first, second, sent = self._ring_columns(kind, members, nbytes)
-            # The ring also waits for all that its members did before it in the program.
+            # The ring also waits for everything that its members do before it in the program.
             if in_order:
                 table.add_dependencies(gates, table.last_task[ring])
             if self.has_host_overhead:

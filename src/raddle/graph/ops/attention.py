@@ -83,15 +83,15 @@ def _attention_kernel(tile: OperatorTile) -> Kernel:
     if tile.attrs.get("exact"):
         return exact_dropout_attention(tile)
     scale, p = tile.attrs["scale"], tile.attrs.get("p", 0.0)
-    # The last argument of the kernels is the seed, which native dropout does not use.
+    # The last arguments of the kernels are the seed and the stream, which native dropout does not use.
     if not tile.attrs["causal"]:
-        return lambda q, k, v, mask=None, seed=None: F.scaled_dot_product_attention(
+        return lambda q, k, v, mask=None, seed=None, stream=None: F.scaled_dot_product_attention(
             q, k, v, mask, dropout_p=p, scale=scale
         )
     queries, keys = len(tile.shape) - 2, tile.region(1)
     assert keys is not None
     attend = causal_attention(tile.box.lo[queries], tile.box.hi[queries], keys.shape[-2], scale, p)
-    return lambda q, k, v, mask=None, seed=None: attend(q, k, v)
+    return lambda q, k, v, mask=None, seed=None, stream=None: attend(q, k, v)
 
 
 def _attention_flops(space: Space, box: Box, operand: int | None) -> int:
@@ -132,6 +132,7 @@ declare(
     _attention_kernel,
     Traits(SavedTensors.BOTH, extra_saved_bytes=_extra_saved_bytes, family="attention"),
     flops=_attention_flops,
+    tensor_attr="stream",
 )
 
 

@@ -56,8 +56,9 @@ def random_bits(box: Box, shape: Sequence[int], key: Tensor) -> Tensor:
 
 
 def drop(
-    x: Tensor, seed: Tensor, box: Box, shape: Sequence[int], probability: float, stream: int
-) -> Tensor:
+    x: Tensor, seed: Tensor, box: Box, shape: Sequence[int], probability: float,
+    stream: Tensor | int,
+) -> Tensor:  # fmt: skip
     """Dropout of a box of a tensor of this shape; the elements that remain are scaled by 1 / (1 - p).
 
     stream: a number that differs between the dropouts of a model (see `next_stream`). Along a dimension
@@ -73,7 +74,7 @@ def drop(
 
 
 def _dropout_kernel(tile: OperatorTile) -> Kernel:
-    p, stream = tile.attrs["p"], tile.attrs["stream"]
+    p, number = tile.attrs["p"], tile.attrs["stream"]
     shape = tuple(d.size for d in tile.op.space.dims)
     # The dimensions of the mask: some (feature dropout), or None for all.
     mask_dims = tile.attrs["dims"]
@@ -86,7 +87,11 @@ def _dropout_kernel(tile: OperatorTile) -> Kernel:
             )
         )
         shape = tuple(s if d in mask_dims else 1 for d, s in enumerate(shape))
-    return lambda x, seed: drop(x, seed, box, shape, p, stream)
+
+    def run(x: Tensor, seed: Tensor, stream: Tensor | int = number) -> Tensor:
+        return drop(x, seed, box, shape, p, stream)
+
+    return run
 
 
 declare(
@@ -95,6 +100,7 @@ declare(
     _dropout_kernel,
     Traits(SavedTensors.NOTHING, extra_saved_bytes=1, is_cheap=True),
     flops_per_point=2,
+    tensor_attr="stream",
 )
 
 

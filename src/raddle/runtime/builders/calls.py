@@ -20,7 +20,7 @@ from raddle.plans.pipelining import stage_of
 from raddle.program.program import Instruction, Key, Merge, Move, Program, Run
 from raddle.program.segments import segments
 from raddle.runtime.actions import Call, Feed
-from raddle.runtime.builders.codes import CodeBuilder
+from raddle.runtime.builders.codes import CodeBuilder, ShareCode
 from raddle.runtime.builders.slot_table import SlotTable
 from raddle.runtime.function_writer import GeneratedCode
 
@@ -29,18 +29,21 @@ class CallBuilder:
     """Builds the calls of one device.
 
     place: the torch device that it computes on; instructions: those that will run. Each Run (an operator in
-    one phase) belongs to a segment. compiled: whether torch.compile will compile the functions.
+    one phase) belongs to a segment. share: as for CodeBuilder.
     """
 
     def __init__(
         self, program: Program, device: int, place: torch.device, slot_table: SlotTable,
-        instructions: Iterable[Instruction] = (), *, compiled: bool = False,
+        instructions: Iterable[Instruction] = (), *, share: ShareCode | None = None,
     ) -> None:  # fmt: skip
         self.program, self.device, self.slot_table = program, device, slot_table
-        self.codes = CodeBuilder(program, device, place, slot_table, compiled=compiled)
+        self.codes = CodeBuilder(program, device, place, slot_table, share=share)
         self.stages = stage_of(program.plan)  # operator -> pipeline stage
         # For each variant: its segments as tuples of operators, and operator -> number of its segment.
-        self.segments = [segments(program, device, v) for v in range(len(program.variants))]
+        self.segments = [
+            segments(program, device, v, cut_blocks=share is not None)
+            for v in range(len(program.variants))
+        ]
         self.segment_of = [
             {op.name: n for n, ops in enumerate(variant_segments) for op in ops}
             for variant_segments in self.segments
@@ -120,6 +123,7 @@ class CallBuilder:
         slot_table = self.slot_table
         call = Call(len(self._calls), label, code, key)
         call.differentiable = [slot_table.slot_of(key, piece) for piece in code.differentiable]
+        call.numbers = self.codes.tensors_of(code.numbers)
         call.weights = [slot_table.slot_of(key, piece) for piece in code.weights]
         call.nondifferentiable = [
             slot_table.slot_of(key, piece) for piece in code.nondifferentiable

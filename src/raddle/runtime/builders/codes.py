@@ -8,9 +8,10 @@ variant. A piece is a box of a tensor. The id of a tensor is the name of a value
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
+from torch import Tensor
 
 from raddle.graph.box import Box
 from raddle.graph.graph import Op
@@ -19,19 +20,24 @@ from raddle.runtime.builders.slot_table import SlotTable
 from raddle.runtime.code_generator import CodeGenerator
 from raddle.runtime.function_writer import GeneratedCode, Piece, TensorId
 
+# Returns a code with the function of an equal code, if there is one.
+ShareCode = Callable[[GeneratedCode], GeneratedCode]
+
 
 class CodeBuilder:
     """Generates the functions of one device.
 
-    place: the torch device that it computes on; compiled: whether torch.compile will compile the functions.
+    place: the torch device that it computes on. share: returns a code with the function of an equal code,
+    if there is one, so that torch.compile compiles it once; None: functions are not compiled.
     """
 
     def __init__(
         self, program: Program, device: int, place: torch.device, slot_table: SlotTable, *,
-        compiled: bool = False,
+        share: ShareCode | None = None,
     ) -> None:  # fmt: skip
         self.program, self.device, self.place, self.slot_table = program, device, place, slot_table
-        self.compiled = compiled
+        self.share = share
+        self._numbers: dict[int, Tensor] = {}  # tensors of numbers
         self._codes: dict[object, GeneratedCode] = {}
 
     def segment(
@@ -46,15 +52,24 @@ class CodeBuilder:
         """The code of a segment with these operators; other arguments as for CodeGenerator.segment."""
         if code_key not in self._codes:
             # A compiled function that writes to its arguments takes longer to call.
-            in_place = in_place and not self.compiled
-            self._codes[code_key] = self._generator(key).segment(ops, needed, in_place=in_place)
+            in_place = in_place and self.share is None
+            code = self._generator(key).segment(ops, needed, in_place=in_place)
+            self._codes[code_key] = code if self.share is None else self.share(code)
         return self._codes[code_key]
 
     def merge(self, code_key: object, op: Op, cells: Sequence[Cell], key: Key) -> GeneratedCode:
         """The code of an operator's merge."""
         if code_key not in self._codes:
-            self._codes[code_key] = self._generator(key).merge(op, cells)
+            code = self._generator(key).merge(op, cells)
+            self._codes[code_key] = code if self.share is None else self.share(code)
         return self._codes[code_key]
+
+    def tensors_of(self, numbers: Iterable[int]) -> tuple[Tensor, ...]:
+        """The tensors of a code's numbers."""
+        for n in numbers:
+            if n not in self._numbers:
+                self._numbers[n] = torch.tensor(n, dtype=torch.int32, device=self.place)
+        return tuple(self._numbers[n] for n in numbers)
 
     def _generator(self, key: Key) -> CodeGenerator:
         """A code generator that knows the boxes that the device holds in this micro-batch."""

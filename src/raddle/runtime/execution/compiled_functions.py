@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from raddle.errors import InputError
 from raddle.runtime.actions import Call
+from raddle.runtime.function_writer import GeneratedCode
 
 # What users may ask for; "max-autotune" is the mode of torch.compile with this name.
 COMPILE_CHOICES = ("auto", True, False, "max-autotune")
@@ -76,9 +77,14 @@ class CompiledFunctions:
         self, mode: str | None = None, *, backend: str | Callable[..., Any] = "inductor"
     ) -> None:
         self.mode, self.backend, self.seconds = mode, backend, 0.0
+        self._shared: dict[Hashable, Function] = {}  # by key of their code
         self._compiled: dict[Function, Function] = {}
         # Functions that are ready, with whether gradients are on
         self._ready: set[tuple[Function, bool]] = set()
+
+    def share(self, code: GeneratedCode) -> GeneratedCode:
+        """The code with the function of the first equal code: repeated blocks are compiled once."""
+        return code._replace(function=self._shared.setdefault(code.key, code.function))
 
     def function_of(self, call: Call) -> Function:
         """The function that runs a call."""

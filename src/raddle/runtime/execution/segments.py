@@ -124,7 +124,9 @@ class Segments:
     def _run(self, call: Call, inputs: list[Any], arguments: list[Any]) -> tuple[Tensor, ...]:
         """Runs the function of a call; results have the dtypes of the program, whatever autocast chose."""
         with self._autocast(), self._generator(call):
-            results: tuple[Tensor, ...] = self.functions.function_of(call)(*inputs, *arguments)
+            results: tuple[Tensor, ...] = self.functions.function_of(call)(
+                *inputs, *arguments, *call.numbers
+            )
         if self.autocast is None:
             return results
         return tuple(r.to(t) for r, t in zip(results, call.dtypes, strict=True))

@@ -36,9 +36,9 @@ def add_collective(
 
     The other arrays are by device. A member is ready after all that it has done. In an all-reduce without
     host overhead it is ready `delay` after the node `predecessor` (-1: at once). If the collective waits
-    for a row of the step script (after_row; -1: none), a member is ready after all that it has done and
-    after the result of that row has arrived. `arrival` receives by device the node that ends when the
-    result is complete. dag, used, progress: as in nodes.py.
+    for a row of the step script (after_row; -1: for none), a member is ready after all that it has done,
+    when the result of the row has arrived. `arrival` receives by device the node that ends when the result
+    is complete. dag, used, progress: as in nodes.py.
     """
     progress.arrivals[:] = 0
     arrival[:] = -1

@@ -1,8 +1,8 @@
 """Adds up ZeRO's memory: gathered parameters, gradients, and the flat buffers of collectives.
 
 persistent.py counts the memory that stays: the shards with their optimizer state and, with ZeRO-2, the
-parameters. A run is an instruction that computes an operator; a reduce-scatter is a Reduce instruction.
-An all-reduce of the shards over their replicas (HSDP) sums in place.
+parameters. A run is an instruction that computes an operator; a reduce-scatter is a Reduce instruction. An
+all-reduce of shards over their replicas (HSDP) needs no memory: it sums in the buffer of the shards.
 
     gradient              from the first backward that adds to it until it is packed for the reduce-scatter
     buffer of gradients   during the reduce-scatter

@@ -1,0 +1,113 @@
+"""Finds the repeated blocks of a device's operators, such as the layers of a transformer.
+
+torch.compile compiles the segment of a block once for all blocks. A sequence of operators repeats with a
+period p where operator i and operator i + p are equal: of one kind, with equal attributes and tiles.
+
+    embed  norm attn add norm mlp add  norm attn add norm mlp add  norm loss
+           |------- p = 6 ----------|  |------------------------|
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from raddle.graph.graph import Op
+from raddle.graph.operator_kind import kernel_key
+from raddle.program.program import Variant
+
+MIN_OPS = 8  # of a block: each segment takes time to start
+MIN_SHARE = 0.5  # of the operators that are in repeated blocks: else a cut costs more than it saves
+MAX_PERIODS = 20  # that are tried
+
+
+class Repetition(NamedTuple):
+    """Operators from `start` to `end` repeat with a period."""
+
+    period: int
+    start: int
+    end: int
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+
+def block_borders(variant: Variant, device: int, ops: Sequence[Op]) -> set[int]:
+    """The positions, in the list of a device's operators, between which whole repeated blocks lie.
+
+    Borders are chosen where the fewest bytes pass from one block to the next. The set is empty if less than
+    half of the operators are in repeated blocks.
+    """
+    run = longest_repetition([_signature(variant, device, op) for op in ops])
+    if run is None or run.period < MIN_OPS or run.length < MIN_SHARE * len(ops):
+        return set()
+    passing = _bytes_that_pass(variant, ops)
+    inside_composites = _inside_composites(variant, ops)
+    best: tuple[int, int, int] | None = None  # bytes, negative number of blocks, first border
+    for first in range(run.start, min(run.start + run.period, run.end)):
+        count = (run.end - first) // run.period
+        borders = range(first, run.end + 1, run.period)
+        if count < 2 or not inside_composites.isdisjoint(borders):
+            continue
+        candidate = passing[first + run.period], -count, first
+        best = candidate if best is None else min(best, candidate)
+    return set() if best is None else set(range(best[2], run.end + 1, run.period))
+
+
+def longest_repetition(signatures: Sequence[Hashable]) -> Repetition | None:
+    """The repetition of most elements; of several, the one with the shortest period.
+
+    >>> longest_repetition("a bcd bcd bcd e".replace(" ", ""))
+    Repetition(period=3, start=1, end=10)
+    """
+    last_position: dict[Hashable, int] = {}
+    gaps: Counter[int] = Counter()  # distances from an element to the next equal one
+    for at, signature in enumerate(signatures):
+        if signature in last_position:
+            gaps[at - last_position[signature]] += 1
+        last_position[signature] = at
+    runs = []
+    for period, _ in gaps.most_common(MAX_PERIODS):
+        start = 0
+        for at in range(len(signatures) - period + 1):
+            if at == len(signatures) - period or signatures[at] != signatures[at + period]:
+                if at - start >= period:
+                    runs.append(Repetition(period, start, at + period))
+                start = at + 1
+    return min(runs, key=lambda run: (-run.length, run.period), default=None)
+
+
+def _signature(variant: Variant, device: int, op: Op) -> Hashable:
+    """Equal for operators that do the same on this device, with other operands."""
+    boxes = tuple(t.box for t in variant.tiles[op.name].tiles if t.device == device)
+    return kernel_key(op), boxes, op.name in variant.merges
+
+
+def _bytes_that_pass(variant: Variant, ops: Sequence[Op]) -> list[int]:
+    """By position, the bytes of the values that operators before it compute and others after it read."""
+    values = variant.graph.values
+    last_reader = {name: at for at, op in enumerate(ops) for name in op.inputs}
+    changes = [0] * (len(ops) + 2)
+    for at, op in enumerate(ops):
+        for name in op.outputs:
+            if last_reader.get(name, at) > at:
+                changes[at + 1] += values[name].nbytes
+                changes[last_reader[name] + 1] -= values[name].nbytes
+    total, passing = 0, []
+    for change in changes:
+        total += change
+        passing.append(total)
+    return passing
+
+
+def _inside_composites(variant: Variant, ops: Sequence[Op]) -> set[int]:
+    """The positions at which a cut would divide a composite, which may run as one native call."""
+    position = {op.name: at for at, op in enumerate(ops)}
+    inside: set[int] = set()
+    for fused in variant.graph.fused_calls:
+        places = [position[name] for name in fused.ops if name in position]
+        if places:
+            inside.update(range(min(places) + 1, max(places) + 1))
+    return inside
