@@ -1,6 +1,6 @@
 """Finds, before the run, which received message proves that an earlier sent message has arrived.
 
-Example: rank 0 sends A to rank 1. Rank 1 uses A and later sends B to rank 0. When B is there, A must have
+Example: rank 0 sends A to rank 1. Rank 1 uses A and later sends B to rank 0. When B arrives, A must have
 arrived, so rank 0 can free A's send buffer. No extra acknowledgement message and no polling are needed.
 
 A Move is the instruction of a program that sends messages between devices (program/program.py). `deps` of
@@ -47,7 +47,7 @@ class Acknowledgements:
                         self.incoming.setdefault(m.source, []).append(number)
 
     def find(self, move: int, target: int) -> tuple[int, int] | None:
-        """The message that acknowledges the message of `move` to `target`; None if there is none.
+        """Returns the message that acknowledges the message of `move` to `target`; None if there is none.
 
         It is identified by its Move and by its source, which is `target`.
         """

@@ -40,7 +40,7 @@ class Call:
     differentiable: list[int] = field(default_factory=list)
     weights: list[int] = field(default_factory=list)
     nondifferentiable: list[int] = field(default_factory=list)
-    results: list[int] = field(default_factory=list)  # slots
+    results: list[int] = field(default_factory=list)  # slots of the results
     dtypes: list[torch.dtype] = field(default_factory=list)  # one for each result
     backward: bool = False  # whether the call has a backward
     recompute: bool = False  # whether its forward runs again before its backward (checkpointing)
@@ -48,7 +48,7 @@ class Call:
     stage: int = 0  # pipeline stage
     # What the random numbers of the call depend on, besides the seed of the micro-batch; "": it draws none.
     random_stream: str = ""
-    # The last arguments, which are the same in every step: the numbers of the code
+    # The last arguments: the code's integers, as tensors (function_writer.py). They never change.
     numbers: tuple[torch.Tensor, ...] = ()
 
 
@@ -57,7 +57,7 @@ class Feed:
     """Puts a part of the batch, or a random seed, into its slot before the first call that reads it."""
 
     source: SlotSource  # which box of which input, or which seed, and its slot
-    key: Key
+    key: Key  # step, micro-batch and variant
 
 
 @dataclass
@@ -99,11 +99,10 @@ class Send:
     key: Key
     delivery: Delivery  # how messages of this kind are packed and delivered
     number: int = 0  # counts the sends of this rank
-    # The last receive of the same Move. Where receives may be early, it is posted before this send.
+    # The last receive of the same Move. With early receives (gloo) it is posted before this send.
     posted_before: Receive | None = None
-    ends_batch: bool = (
-        False  # the last message of its Move on this rank; they start together with NCCL
-    )
+    # Whether this is the last message of its Move on this rank. NCCL starts them all together.
+    ends_batch: bool = False
     dead_slots: list[int] = field(default_factory=list)
 
 
@@ -166,22 +165,24 @@ class ShardedRegion(NamedTuple):
     shard_slot: int  # of the rows that this rank updates; -1: it has none
     shape: tuple[int, ...]  # of the whole region
     shard_elements: int  # of each shard, with padding
-    offset: int  # of the region's elements in every shard of the buffer
+    offset: int  # of the region's shard in each device's part of the buffer
 
 
 class ShardedBlock(NamedTuple):
     """Regions of parameters that are reduce-scattered or all-gathered together in one flat buffer.
 
-    The buffer has a part for each member, in the order of `devices`: the shards of all regions.
+    The buffer has a part for each device, in the order of `devices`: the device's shards of all regions.
+    With the regions w and b on two devices:
+
+        | shard 0 of w | shard 0 of b | shard 1 of w | shard 1 of b |
     """
 
     devices: tuple[int, ...]  # that take part
     regions: tuple[ShardedRegion, ...]
     dtype: torch.dtype
-    shard_elements: int  # of a part of the buffer
-    replicas: tuple[
-        int, ...
-    ]  # this rank and those with the same shards in other groups (HSDP); (): none
+    shard_elements: int  # of one device's part of the buffer
+    # HSDP: this rank and those with the same shards in other groups; else ()
+    replicas: tuple[int, ...]
 
 
 class ShardView(NamedTuple):
@@ -233,7 +234,7 @@ class StartGather:
     tag: int
     label: str
     key: Key
-    slots: tuple[int, ...]  # those that this rank uses; others are not written
+    slots: tuple[int, ...]  # of the parameters that this rank uses; only these are written
 
 
 @dataclass
@@ -330,18 +331,16 @@ class RankActions:
     current_buffers: dict[str, list[Box]]  # buffer -> its boxes that this rank saves in checkpoints
     # slices, bundles and bundle_order are the same on every rank.
     slices: list[ParameterSlice]
-    bundles: list[
-        tuple[int, ...]
-    ]  # slices (their places in `slices`) that are synchronised together
+    # Each bundle is the indices (in `slices`) of the slices that are synchronised together.
+    bundles: list[tuple[int, ...]]
     blocks: list[ShardedBlock]  # of sharded parameters
     shard_views: list[ShardView]
     gathered: list[GatheredParameter]  # ZeRO-3 parameters that this rank gathers before use
-    bundle_order: list[
-        int
-    ]  # bundles in the order of their all-reduces; empty with parameter servers
+    # Indices of bundles in the order of their all-reduces; empty with parameter servers
+    bundle_order: list[int]
 
     def by_step(self) -> dict[int, list[Action]]:
-        """The actions of each step; their order is kept."""
+        """Returns the actions of each step; their order is kept."""
         steps: dict[int, list[Action]] = {}
         for action in self.actions:
             steps.setdefault(key_of(action).step, []).append(action)
@@ -352,7 +351,7 @@ class RankActions:
 
 
 def key_of(action: Action) -> Key:
-    """The step, micro-batch and variant that an action belongs to."""
+    """Returns the step, micro-batch and variant that an action belongs to."""
     if isinstance(action, Forward | Backward):
         return action.call.key
     return action.receive.key if isinstance(action, AwaitMessage) else action.key

@@ -17,7 +17,7 @@ LARGE = 256 * 1024
 
 
 class _LeafForward(torch.autograd.Function):
-    """Returns the value; its gradient becomes the gradient of the stand-in."""
+    """Returns the value; the backward passes its gradient to the stand-in."""
 
     @staticmethod
     def forward(ctx: Any, stand_in: Tensor, value: Tensor) -> Tensor:
@@ -29,7 +29,10 @@ class _LeafForward(torch.autograd.Function):
 
 
 def make_leaf(value: Tensor) -> tuple[Tensor, Tensor]:
-    """A leaf, whose gradient is asked for, and the tensor to compute with, which depends on that leaf."""
+    """Returns an autograd leaf and the tensor to compute with.
+
+    The tensor has the given value. Its gradient becomes that of the leaf.
+    """
     if value.nbytes < LARGE:
         leaf = value.detach().requires_grad_()
         return leaf, leaf

@@ -41,7 +41,10 @@ class Input(NamedTuple):
 
     @property
     def part_shape(self) -> tuple[int, ...] | None:
-        """The shape of this rank's part; None if it reads nothing, or boxes that cannot be concatenated."""
+        """The shape of this rank's part, which is its boxes of all micro-batches, concatenated.
+
+        It is None if the rank reads nothing, or if its boxes cannot be concatenated.
+        """
         shapes = [box.shape for box in self.boxes if box is not None]
         if not shapes or (self.sample_dim is None and len(set(shapes)) > 1):
             return None
@@ -55,6 +58,7 @@ class BatchCutter:
     """Checks and cuts batches for one rank, as its actions read them."""
 
     def __init__(self, program: Program, actions: RankActions) -> None:
+        # (input, micro-batch) -> the box of it that this rank reads
         boxes = {
             (s.name, s.key.micro_batch): s.box
             for s in actions.sources_with_role("input")
@@ -76,7 +80,7 @@ class BatchCutter:
         }
 
     def check(self, batch: Sequence[Tensor], rank: int) -> dict[str, Tensor]:
-        """The batch's tensors by name. Raises InputError if a shape or dtype is wrong.
+        """Returns the batch's tensors by name. Raises InputError if a shape or dtype is wrong.
 
         Each tensor may be that of the whole batch or this rank's part of it.
         """
@@ -105,7 +109,7 @@ class BatchCutter:
             raise InputError(f"'{spec.name}' is {tensor.dtype}, but was captured as {spec.dtype}.")
 
     def unplanned_size(self, batch: Sequence[Tensor]) -> int | None:
-        """The number of samples of a whole batch whose size differs from the plan's.
+        """Returns the number of samples of a whole batch whose size differs from the plan's.
 
         None: the batch has the planned size, or it is this rank's part of a planned batch, or it has other
         dimensions than planned.
@@ -142,7 +146,7 @@ class BatchCutter:
     def reader(
         self, batches: Sequence[Sequence[Tensor]], rank: int, place: torch.device
     ) -> Callable[[SlotSource], Tensor]:
-        """A function that reads the tensor of an input slot.
+        """Returns a function that reads the tensor of an input slot.
 
         batches: one per step; place: the torch device that the tensor is put on.
         """
@@ -150,7 +154,7 @@ class BatchCutter:
         return lambda s: self.read(s, tensors[s.key.step]).to(place, non_blocking=True)
 
     def read(self, source: SlotSource, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The tensor of an input slot, cut from a whole batch or from this rank's part."""
+        """Returns the tensor of an input slot, cut from a whole batch or from this rank's part."""
         spec, m = self.inputs[source.name], source.key.micro_batch
         tensor, whole = tensors[source.name], tuple(tensors[source.name].shape) == spec.full_shape
         shapes = spec.shapes if whole else [box.shape if box else () for box in spec.boxes]
@@ -162,7 +166,7 @@ class BatchCutter:
         return tensor[box.slices_within(Box.full(shape))]
 
     def part(self, batch: Sequence[Tensor]) -> list[Tensor]:
-        """This rank's part of each tensor of a whole batch."""
+        """Returns this rank's part of each tensor of a whole batch."""
         parts = []
         for spec, tensor in zip(self.inputs.values(), batch, strict=True):
             if all(box is None for box in spec.boxes):
@@ -175,7 +179,7 @@ class BatchCutter:
 
 
 def _cut(spec: Input, tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor: its boxes of all micro-batches, concatenated."""
+    """Returns this rank's part of a tensor: its boxes of all micro-batches, concatenated."""
     microbatches = [tensor] * len(spec.shapes)
     if spec.sample_dim is not None:
         sizes = [shape[spec.sample_dim] for shape in spec.shapes]
@@ -191,7 +195,7 @@ def _cut(spec: Input, tensor: Tensor) -> Tensor:
 
 
 def _box_read_by(program: Program, device: int, name: str, micro: int) -> Box | None:
-    """The box of an input that a device reads in a micro-batch; None: nothing."""
+    """Returns the box of an input that a device reads in a micro-batch; None: nothing."""
     key = next(
         i.key for i in program.instructions if isinstance(i, Run) and i.key.micro_batch == micro
     )
@@ -201,7 +205,7 @@ def _box_read_by(program: Program, device: int, name: str, micro: int) -> Box | 
 
 
 def _shape(program: Program, name: str, m: int) -> tuple[int, ...]:
-    """The shape of an input in micro-batch m."""
+    """Returns the shape of an input in micro-batch m."""
     value = program.graph.values[name]
     dim = _sample_dim(value.letters)
     return tuple(program.micro_batch_sizes[m] if d == dim else s for d, s in enumerate(value.shape))
@@ -212,7 +216,7 @@ def _sample_dim(letters: str) -> int | None:
 
 
 def _concatenated_shape(shapes: Sequence[tuple[int, ...]], dim: int | None) -> tuple[int, ...]:
-    """The shape of tensors of these shapes after torch.cat along `dim`; None: the shape of the first."""
+    """Returns the shape that torch.cat along `dim` gives; if `dim` is None, the first shape."""
     return tuple(
         sum(shape[d] for shape in shapes) if d == dim else s for d, s in enumerate(shapes[0])
     )

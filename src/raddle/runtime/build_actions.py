@@ -50,14 +50,14 @@ from raddle.runtime.builders.versions import VersionBuilder, mark_stashed_versio
 def build_actions(
     program: Program, device: int, place: torch.device, *, share: ShareCode | None = None
 ) -> RankActions:
-    """The actions of a device (an index into cluster.devices) that computes on the torch device `place`.
+    """Returns the actions of one device for the first step or, where steps overlap, for all steps.
 
-    share: makes equal functions one, for torch.compile; None: functions are not compiled.
-    They are those of one step, the first of the program. Where steps overlap, they are those of all steps.
+    device: index into cluster.devices; place: the torch device that it computes on; share: returns a code
+    with the function of an equal code, so that torch.compile compiles it once (None: no compilation).
     """
     overlap = is_asynchronous(program.plan)  # whether steps overlap
     builder = _ActionBuilder(program, device, place, share=share)
-    tag = 0  # the next message tag; all ranks count all transfers, so they agree
+    tag = 0  # of the next transfer; every rank counts the transfers of all ranks, so tags agree
     for number, i in builder.instructions:
         count = len(i.messages) if isinstance(i, Move) else int(isinstance(i, Reduce | Gather))
         builder.add(number, i, range(tag, tag + count))
@@ -133,7 +133,7 @@ class _ActionBuilder:
             self.actions += self.buckets.build(i, tags[0])
 
     def await_remaining(self) -> None:
-        """At the end of the step: waits for all messages that no instruction waited for."""
+        """Waits, at the end of the step, for all messages that no instruction waited for."""
         self._await_messages(self.messages.not_awaited())
 
     def _await_messages(self, deps: Iterable[int]) -> None:
@@ -189,14 +189,16 @@ class _ActionBuilder:
         if loss in computed:
             ((_, slot),) = self.slot_table.computed[key, loss]
             variant = self.program.variant(key)
-            first = self.device == variant.loss_devices[0]
+            reports = self.device == variant.loss_devices[0]
             # Replicated loss: every device computes it and starts the backward (replicated_loss.py).
-            self.actions.append(
-                RecordLoss(slot, first or bool(variant.replicated_loss_ops), first, key)
-            )
+            starts_backward = reports or bool(variant.replicated_loss_ops)
+            self.actions.append(RecordLoss(slot, starts_backward, reports, key))
 
     def _update(self, update: Update) -> None:
-        """Adds the update of a parameter: one action for all or, where steps overlap, for this one."""
+        """Adds the update of a parameter.
+
+        Usually one action updates all parameters; where steps overlap, each has an action of its own.
+        """
         if self.versions is None:
             if not any(isinstance(action, UpdateParameters) for action in self.actions):
                 # One optimizer step updates all parameters, after all gradients are complete. Ranks
@@ -216,7 +218,7 @@ class _ActionBuilder:
 
 
 def _outputs(program: Program, slot_table: SlotTable) -> dict[str, BoxSlots]:
-    """For each returned output, its boxes on this device in the last micro-batch, with their slots."""
+    """Returns output name -> its boxes on this device in the last micro-batch, with their slots."""
     return {
         name: box_slots
         for name in program.returned_outputs

@@ -1,4 +1,7 @@
-"""Captures the graph of a module for the inputs that a plan describes, without a batch from the user."""
+"""Captures the graph of a module for the inputs that a plan describes, without a batch from the user.
+
+`raddle.parallelize` needs the graph to lower the plan; evaluation needs another one (evaluation.py).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from raddle.graph.recapture import CAPTURE_LOCK
 def capture_for_plan(
     model: nn.Module, inputs: Sequence[Mapping[str, Any]], loss: Callable[..., Tensor] | None
 ) -> Graph:
-    """The graph of a module for empty tensors of the described shapes.
+    """Returns the graph of a module for empty tensors of the described shapes.
 
     inputs: `plan.inputs`, with name, shape, dtype, letters (names of dimensions), whether it is a target of
     the loss, and whether it is a keyword argument.
@@ -41,7 +44,10 @@ def capture_for_plan(
 def capture_for_evaluation(
     model: nn.Module, inputs: Sequence[Mapping[str, Any]], loss: Callable[..., Tensor] | None
 ) -> Graph:
-    """As capture_for_plan, but in evaluation mode; afterwards the module has its former mode."""
+    """Returns the graph of a module in evaluation mode; afterwards the module has its former mode.
+
+    The arguments are those of capture_for_plan.
+    """
     with CAPTURE_LOCK:  # ranks may be threads that share the module
         modes = {m: m.training for m in model.modules()}
         try:

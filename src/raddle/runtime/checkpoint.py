@@ -72,7 +72,7 @@ def gather_state(
     *,
     keep: bool = True,
 ) -> dict[str, Tensor]:
-    """Full parameters and buffers, on the CPU, under all names that the module has for them.
+    """Returns full parameters and buffers, on the CPU, under all names that the module has for them.
 
     All ranks call it with the same shapes. One large tensor, or several small ones, are exchanged at a
     time. pieces: this rank's boxes with their tensors, by name. If several ranks hold a box, only one
@@ -80,10 +80,10 @@ def gather_state(
     it. aliases: other names of tied tensors -> first name; keep: False where the result is not needed.
     """
     state: dict[str, Tensor] = {}
-    for name, ranks in _exchange_by_name(exchange, pieces, shapes):
+    for name, pieces_by_rank in _exchange_by_name(exchange, pieces, shapes):
         by_box: dict[Box, Tensor] = {}
-        for rank in ranks:
-            for box, tensor in rank:
+        for rank_pieces in pieces_by_rank:
+            for box, tensor in rank_pieces:
                 by_box.setdefault(box, tensor)  # if several ranks give a box, the first one counts
         parts: Pieces = list(by_box.items())
         assert parts, f"no rank holds a piece of '{name}'"
@@ -142,13 +142,14 @@ def gather_optimizer(
     *,
     keep: bool = True,
 ) -> dict[str, Entries]:
-    """The full optimizer state: parameter -> its tensors, of the parameter's shape, and its scalars.
+    """Returns the full optimizer state: parameter -> entries such as "exp_avg" (a full tensor) and "step".
 
-    entries: `optimizer.state[tensor]` for each box of this rank; otherwise as `gather_state`.
+    entries: `optimizer.state[tensor]` for each box of this rank; the other arguments are as for
+    `gather_state`.
     """
     result: dict[str, Entries] = {}
-    for name, ranks in _exchange_by_name(exchange, entries, shapes):
-        shape, parts = shapes[name], [p for rank in ranks for p in rank]
+    for name, entries_by_rank in _exchange_by_name(exchange, entries, shapes):
+        shape, parts = shapes[name], [p for of_rank in entries_by_rank for p in of_rank]
         keys = dict.fromkeys(key for _, box_entries in parts for key in box_entries)
         full = {
             key: _assemble_entry(
@@ -164,7 +165,7 @@ def gather_optimizer(
 def _assemble_entry(
     name: str, key: str, shape: Sequence[int], parts: Sequence[tuple[Box, Any]]
 ) -> Any:
-    """One full entry of a parameter's optimizer state, from the entries of all boxes."""
+    """Returns one full entry of a parameter's optimizer state, from the entries of all its boxes."""
     first = parts[0][1]
     if not isinstance(first, Tensor) or first.ndim == 0:
         return first.detach().to("cpu", copy=True) if isinstance(first, Tensor) else first
@@ -206,7 +207,7 @@ def cut_optimizer(
 
 
 def _cut_entry(key: str, entry: Any, box: Box, device: str | torch.device) -> Any:
-    """A box's part of one optimizer entry; scalars are copied."""
+    """Returns a box's part of one optimizer entry; scalars are copied."""
     if not isinstance(entry, Tensor):
         return entry
     if entry.ndim:
@@ -218,13 +219,15 @@ def _cut_entry(key: str, entry: Any, box: Box, device: str | torch.device) -> An
 
 
 def gather_groups(exchange: Exchange, groups: Sequence[Group]) -> list[Entries]:
-    """The parameter groups of all ranks, merged as one optimizer would have them; "params" are names.
+    """Returns the parameter groups as one optimizer of all parameters would have them; "params" are names.
 
     Ranks hold different parameters, so the same group may have different parameters, or none, on a rank.
     """
-    # (index of the group, its options, names of its parameters)
+    # (index of the group, its options, names of its parameters as an ordered set)
     groups_seen: list[tuple[int, Entries, dict[str, None]]] = []
-    by_rank = exchange([({k: _copy(v) for k, v in o.items()}, list(names)) for o, names in groups])
+    by_rank = exchange(
+        [({k: _copy(v) for k, v in options.items()}, list(names)) for options, names in groups]
+    )
     for rank in by_rank:
         for index, (options, names) in enumerate(rank):
             same = [
@@ -249,7 +252,7 @@ def gather_groups(exchange: Exchange, groups: Sequence[Group]) -> list[Entries]:
 
 
 def options_of(saved: Sequence[Mapping[str, Any]], index: int, names: Sequence[str]) -> Entries:
-    """The saved options for a rank's parameter group with this index and these parameters.
+    """Returns the saved options for a rank's parameter group with this index and these parameters.
 
     A group without parameters takes the options of the saved group with the same index.
     """

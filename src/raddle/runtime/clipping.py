@@ -1,4 +1,4 @@
-"""Gradient clipping by the global norm, where gradients are spread over ranks."""
+"""Clips gradients that are spread over ranks by their global norm, as torch's clip_grad_norm_."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def clip(
     all_ranks = tuple(range(transport.size))
     transport.all_reduce(all_ranks, CLIPPING_TAG, square.view(1), "the norm of gradients").wait()
     norm = square.sqrt()
-    scale = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    scale = torch.clamp(limit / (norm + 1e-6), max=1.0)  # as torch.nn.utils.clip_grad_norm_
     for parameter, _ in with_gradient:
         assert parameter.grad is not None
         parameter.grad = parameter.grad * scale.to(parameter.grad.dtype)

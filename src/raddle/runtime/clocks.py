@@ -16,13 +16,13 @@ from typing import Any
 
 from raddle.transport.base import Transport
 
-ROUNDS = 9  # barriers
+ROUNDS = 9  # number of barriers
 # Two machines may have the same host name, but not the same boot id.
 BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
 
 def clock_offset(transport: Transport, exchange: Callable[[Any], list[Any]]) -> float:
-    """Seconds to add to this rank's clock to get rank 0's; all ranks call it together.
+    """Returns the seconds to add to this rank's clock to get rank 0's; all ranks call it together.
 
     exchange: all-gather of Python objects, one for each rank.
     """
@@ -31,12 +31,13 @@ def clock_offset(transport: Transport, exchange: Callable[[Any], list[Any]]) -> 
         transport.barrier()
         times.append(time.perf_counter())
     machine = _machine()
-    first: tuple[str, list[float]] = exchange((machine, times))[0]
-    if machine == first[0]:
+    rank_0: tuple[str, list[float]] = exchange((machine, times))[0]  # its machine and times
+    if machine == rank_0[0]:
         return 0.0
-    return median(theirs - mine for theirs, mine in zip(first[1], times, strict=True))
+    return median(theirs - mine for theirs, mine in zip(rank_0[1], times, strict=True))
 
 
 def _machine() -> str:
+    """Returns a text that identifies this machine among those of the run."""
     boot = BOOT.read_text().strip() if BOOT.exists() else ""
     return f"{socket.gethostname()} {boot}"

@@ -1,5 +1,6 @@
 """Generates one Python function for a segment or for a merge on a device.
 
+builders/codes.py calls it; function_writer.py writes the lines and has an example of a function.
 A segment is a sequence of operators of the device without communication inside; its function runs the
 device's tile of each operator. A merge combines the partial results of one operator. A piece is a box of a
 tensor. A variant is a way in which some micro-batches run: their size, and the tiles (program/program.py).
@@ -47,7 +48,7 @@ class CodeGenerator:
     def segment(
         self, ops: Sequence[Op], needed: Iterable[str], *, in_place: bool = True
     ) -> GeneratedCode:
-        """The function of a segment: the tiles of its operators, in their order.
+        """Returns the function of a segment: the tiles of its operators, in their order.
 
         needed: names of the values that are read after the segment; the function returns these.
         in_place: whether the function may update running statistics in place. If it is recomputed, it must
@@ -70,7 +71,7 @@ class CodeGenerator:
         )
 
     def merge(self, op: Op, cells: Sequence[Cell]) -> GeneratedCode:
-        """The function of a merge: it computes boxes of an operator's output from partial results.
+        """Returns the function that computes boxes of an operator's output from partial results.
 
         cells: these boxes, each with the numbers of the tiles that have a partial result of it (`parts`)
         and with the devices that merge it.
@@ -91,12 +92,13 @@ class CodeGenerator:
             if len(boxes) == 1 and not op.space.is_partial(boxes[0]):  # nothing to combine
                 writer.add_line(f"({', '.join(parts[0])},)", into)
             else:
-                packed = "".join(f"({', '.join(vs)},), " for vs in parts)
+                packed = "".join(f"({', '.join(variables)},), " for variables in parts)
                 key = kernel_key(op), tuple(boxes)
                 writer.add_call(_merge_function(op, boxes), f"({packed})", into, key=key)
         return self._build("merge", lambda tensor_id: True)
 
     def _build(self, name: str, is_needed: Callable[[TensorId], bool]) -> GeneratedCode:
+        """Makes the function; it returns all tensors that it computes and that are needed."""
         results = [
             (Piece(tensor_id, box), variable)
             for tensor_id, boxes in self.writer.computed.items()
@@ -122,15 +124,15 @@ class CodeGenerator:
                 "None" if region is None else writer.region_variable(name, region)
                 for name, region in zip(op.inputs, regions, strict=True)
             ]
-            outs = op.space.output_boxes(tile.box)
+            output_boxes = op.space.output_boxes(tile.box)
             if op.name in self.variant.merges:
                 # The tensors of one partial result: usually one; for mean and variance, two
                 count = tensors_per_part(op, tile.box)
                 into: list[tuple[TensorId, Box]] = [
-                    ((op.name, number, k), outs[0]) for k in range(count)
+                    ((op.name, number, k), output_boxes[0]) for k in range(count)
                 ]
             else:
-                into = list(zip(op.outputs, outs, strict=True))
+                into = list(zip(op.outputs, output_boxes, strict=True))
             number_to_pass, op_to_run = tensor_attr(op), self._as_planned(op)
             if number_to_pass is not None:
                 arguments.append(writer.number_variable(number_to_pass))
@@ -139,12 +141,12 @@ class CodeGenerator:
             writer.add_call(run, ", ".join(arguments), into, key=key)
 
     def _as_planned(self, op: Op) -> Op:
-        """The operator to run instead of `op`, as the plan's batch norm and dropout need; usually `op`."""
+        """Returns the operator that runs for `op`, as the plan's batch norm and dropout need it."""
         planned = with_planned_dropout(self.program.plan, op, self.variant.tiles[op.name])
         return self._with_local_statistics(planned)
 
     def _with_local_statistics(self, op: Op) -> Op:
-        """The operator to run instead of `op` with local batch norm; usually `op` itself.
+        """Returns the operator that runs for `op`: another one if it is part of a local batch norm.
 
         With local batch norm, each device has the statistics of its samples only. Then the correction
         n/(n-1) of the running variance uses the number n of elements on this device.
@@ -175,14 +177,16 @@ class CodeGenerator:
 
 
 def _merge_function(op: Op, boxes: list[Box]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Returns a function that combines partial results of an operator; boxes: of their tiles."""
     return lambda parts: merge_partials(op, parts, boxes)
 
 
 def _untrimmed_region(op: Op, box: Box, region: Box, held_boxes: Sequence[Box]) -> Box:
-    """A held box that a strided convolution or pooling may read instead of `region`; else `region`.
+    """Returns the box that a strided convolution or pooling reads: a held box, if possible, else `region`.
 
     With a stride, a window may ignore the last elements of its input. A held box that has only such
-    elements in addition to the region can be passed whole; cutting them off would cost a copy.
+    elements in addition to the region can be passed whole; cutting them off would cost a copy. Example:
+    windows of 1 row with stride 2 read the rows 0 and 2; a held box with the rows 0 to 3 is passed whole.
     """
     spans = op.space.spans(0, box)  # (low, high) of what the windows cover, including padding
     strides = (1, 1, *op.attrs["stride"])  # samples and channels have none

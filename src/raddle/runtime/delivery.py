@@ -1,4 +1,4 @@
-"""How messages of each kind are delivered: which pieces the sender packs, and where the receiver puts them.
+"""Says, for each kind of messages, which pieces the sender packs and where the receiver puts them.
 
 All of the runtime that depends on the kind of a message is in this file. A delivery is chosen by the
 content of the kind (value, gradient or nothing) and by its subject (what the message is about: a result, a
@@ -46,13 +46,13 @@ class Delivery:
     needs_copy = False  # the tensor is changed in place later, so a copy is sent
 
     def pieces_to_send(self, slot_table: SlotTable, key: Key, tensor_id: TensorId) -> BoxSlots:
-        """The sender's boxes, with slots, from which the message is assembled."""
+        """Returns the sender's boxes, with slots, from which the message is assembled."""
         return slot_table.box_slots(key, tensor_id)
 
     def destination(
         self, slot_table: SlotTable, key: Key, tensor_id: TensorId, box: Box
     ) -> MessagePart:
-        """Where the receiver puts a box of the message. May add a slot to the table."""
+        """Returns where the receiver puts a box of the message. It may add a slot to the table."""
         return MessagePart(box.shape, ())
 
     def deliver(self, store: Store, part: MessagePart, tensor: Tensor) -> None:
@@ -126,7 +126,7 @@ class ParameterGradientDelivery(ParameterDelivery):
 
 
 def delivery_of(kind: MessageKind) -> Delivery:
-    """The delivery of a kind of messages."""
+    """Returns the delivery of a kind of messages."""
     if kind.content is Content.NOTHING:
         return Delivery()
     is_value = kind.content is Content.VALUE
@@ -146,7 +146,7 @@ def delivery_of(kind: MessageKind) -> Delivery:
 
 
 def _overlap_part(box_slots: BoxSlots, box: Box) -> MessagePart:
-    """The message part that puts a box into all slots whose boxes overlap it."""
+    """Returns the message part that puts a box into all slots whose boxes overlap it."""
     overlapping_pieces = [box_slots[i] for i in overlapping_boxes([b for b, _ in box_slots], box)]
     overlaps = [(piece_box & box, piece_box, slot) for piece_box, slot in overlapping_pieces]
     index_pairs = tuple(

@@ -15,7 +15,7 @@ MAX_BYTES = 8 * 2**20  # of all receives posted early; two may always be posted,
 
 
 class EarlyReceives:
-    """Posts a list of receives in order, always some ahead of the action that is executed."""
+    """Posts a list of receives in order, some of them before the actions that need their messages."""
 
     def __init__(self, receives: Sequence[Receive], post: Callable[[Receive], None]) -> None:
         self.receives, self.post = receives, post
@@ -42,7 +42,7 @@ class EarlyReceives:
             self._post_next()
 
     def mark_received(self, receive: Receive) -> None:
-        """Called when a message is there: others can be posted instead."""
+        """Notes that a message has arrived, and posts further receives within the limits."""
         self.posted_bytes.pop(receive.number, None)
         self.post_early()
 

@@ -1,5 +1,8 @@
 """Runs the forward of a module in evaluation mode, with a plan that is derived from the training plan.
 
+`Trainer.evaluate` calls it. The graph of evaluation differs from that of training (no dropout, for
+example), so the module is captured again and the training plan's tiles are transferred.
+
 A SlotSource names a box of a parameter, buffer or input, and the slot (numbered place) that it fills.
 """
 
@@ -49,13 +52,13 @@ class Evaluation:
         self.batch_cutter = BatchCutter(program, self.executor.rank_actions)
 
     def fits(self, batch: Sequence[Tensor]) -> bool:
-        """Whether a batch has the shapes that this evaluation was made for."""
+        """Returns whether a batch has the shapes that this evaluation was made for."""
         return self.shapes == [tuple(t.shape) for t in batch]
 
     def run(self, batch: Sequence[Tensor], step: int, *, outputs: bool) -> Any:
-        """The loss of a batch; with `outputs`, also the module's whole outputs, on every rank's CPU.
+        """Returns the loss of a batch or, with `outputs`, (loss, list of the module's full outputs).
 
-        step: the number of training steps so far.
+        The outputs are on the CPU of every rank. step: the number of training steps so far.
         """
         read_input = self.batch_cutter.reader([batch], self.setup.rank, self.setup.place)
         self.executor.load(self._current_state())
@@ -67,7 +70,7 @@ class Evaluation:
         return (loss, self._outputs()) if outputs else loss
 
     def _current_state(self) -> Callable[[SlotSource], Tensor]:
-        """A function that returns the current tensor of a slot's box.
+        """Returns a function that returns the current tensor of a slot's box.
 
         Parameters come from this rank; buffers and ZeRO-3 parameters are gathered from all ranks.
         """
@@ -95,7 +98,7 @@ class Evaluation:
         return find
 
     def _outputs(self) -> list[Tensor]:
-        """The outputs of the module, assembled from the boxes of all ranks."""
+        """Returns the outputs of the module, assembled from the boxes of all ranks."""
         results = []
         for name in self.graph.outputs:
             box_slots = self.executor.rank_actions.outputs.get(name, [])
@@ -109,7 +112,7 @@ class Evaluation:
 
 
 def _region(pieces: Sequence[tuple[Box, Tensor]], box: Box) -> Tensor:
-    """The tensor of a box, cut or assembled from pieces."""
+    """Returns the tensor of a box, cut or assembled from pieces."""
     for held_box, tensor in pieces:
         if held_box.contains(box):
             return tensor[box.slices_within(held_box)]

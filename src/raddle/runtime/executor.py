@@ -147,7 +147,7 @@ class Executor:
 
     @property
     def parameter_sync(self) -> ParameterSync | None:
-        """Synchronises slices of parameters; None if parameters are not sliced, or not loaded yet."""
+        """The synchronisation of slices; None if parameters are not sliced, or not loaded yet."""
         return (
             self.parameter_updater.parameter_sync
             if isinstance(self.parameter_updater, SlicedParameterUpdater)
@@ -185,10 +185,11 @@ class Executor:
         self.parameter_updater.load()
 
     def parameters(self) -> list[tuple[SlotSource, torch.nn.Parameter]]:
+        """Returns all parameter regions of this rank, each with the source that names its box."""
         return [(s, self.slots[s.slot]) for s in self.rank_actions.sources_with_role("parameter")]
 
     def updated_parameters(self) -> list[tuple[SlotSource, torch.nn.Parameter]]:
-        """The parameters, or slices of parameters, that the optimizer of this rank updates."""
+        """Returns the parameters, or slices of parameters, that the optimizer of this rank updates."""
         if self.parameter_sync is not None:
             return self.parameter_sync.updated
         by_slot = {s.slot: (s, p) for s, p in self.parameters()}
@@ -224,7 +225,7 @@ class Executor:
     ) -> Tensor:
         """Runs all overlapping steps of the program, or one step; returns a tensor with the loss of each.
 
-        step: the number of the first one; otherwise as for `run`.
+        step: the number of the first one; the other arguments are as for `run`.
         """
         self.parameter_updater.begin(updating=update)
         self.messages.begin(updating=update)
@@ -278,7 +279,7 @@ class Executor:
 def _make_updater(
     program: Program, rank_actions: RankActions, transport: Transport, store: Store
 ) -> ParameterUpdater:
-    """The parameter updater for the plan's kind of synchronisation and schedule.
+    """Makes the parameter updater for the plan's kind of synchronisation and schedule.
 
     `sync.wire_dtype`: the dtype in which gradients are sent; "": their own.
     """
@@ -315,4 +316,4 @@ def _make_updater(
 
 
 def _skip(action: Action) -> None:
-    """Does nothing: for UPDATE_ACTIONS in a step without an update."""
+    """Does nothing; the handler of UPDATE_ACTIONS in a step without an update."""

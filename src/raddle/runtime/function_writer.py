@@ -55,7 +55,7 @@ class GeneratedCode(NamedTuple):
     # Numbers that differ between functions that are otherwise equal. They are the last arguments, as int32
     # tensors without dimensions.
     numbers: tuple[int, ...] = ()
-    # Functions with equal keys compute the same of their arguments.
+    # Functions with equal keys return the same results for the same arguments.
     key: Hashable = None
 
 
@@ -78,13 +78,13 @@ class FunctionWriter:
         self._count = 0  # variables so far
 
     def announce_reads(self, reads: Iterable[tuple[TensorId, Box | None]]) -> None:
-        """Says which regions later lines will read. If they divide a piece, one torch.split makes them."""
+        """Notes which regions later lines will read. If they divide a piece, one torch.split makes them."""
         for tensor_id, region in reads:
             if region is not None:
                 self._regions_to_read.setdefault(tensor_id, set()).add(region)
 
     def boxes(self, tensor_id: TensorId) -> list[Box]:
-        """The boxes of a tensor that the function has computed so far; if none, those held before it."""
+        """Returns the boxes of a tensor that the function has computed, or else those held before it."""
         return [box for box, _ in self.computed.get(tensor_id, [])] or list(
             self.held_boxes(tensor_id)
         )
@@ -115,7 +115,7 @@ class FunctionWriter:
                 self.computed.setdefault(target[0], []).append((target[1], variable))
 
     def region_variable(self, tensor_id: TensorId, region: Box) -> str:
-        """The variable that holds a region of a tensor; if there is none, adds a line that assembles it."""
+        """Returns the variable that holds a region of a tensor; adds a line to assemble it, if needed."""
         existing = self._region_variables.get((tensor_id, region))
         if existing is not None:
             return existing
@@ -175,12 +175,12 @@ class FunctionWriter:
         return f"v{self._count}"
 
     def number_variable(self, number: int) -> str:
-        """A new argument that gets this number."""
+        """Returns the name of a new argument, through which the function gets this number."""
         self._numbers.append(number)
         return f"c{len(self._numbers) - 1}"
 
     def _bind(self, letter: str, bound: Any, key: Hashable) -> str:
-        """A new global name for an object that the function uses; equal keys are those of equal objects."""
+        """Returns a new global name for an object that the function uses. Equal objects have equal keys."""
         self._keys.append(key)
         name = f"{letter}{len(self._namespace)}"
         self._namespace[name] = bound
@@ -225,7 +225,7 @@ class FunctionWriter:
 
 
 def _with_deletions(lines: Sequence[str]) -> list[str]:
-    """The lines with a `del` after the last use of each variable, so that its memory is freed."""
+    """Returns the lines with a `del` after the last use of each variable, so that its memory is freed."""
     last_use = {
         name: index for index, line in enumerate(lines) for name in re.findall(r"\bv\d+\b", line)
     }

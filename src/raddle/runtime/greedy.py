@@ -33,7 +33,8 @@ def run_greedily(
     """
     failures: list[BaseException] = []
 
-    def work(first: int) -> None:  # runs the steps first, first + threads, ...
+    def work(first: int) -> None:
+        """Runs the steps first, first + threads, ... on one thread."""
         try:
             for step in range(first, len(steps), threads):
                 if failures:

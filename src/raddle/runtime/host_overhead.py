@@ -30,7 +30,7 @@ Work = Callable[[], None]  # computes one piece of work
 
 
 def measure_host_overhead(transport: Transport, *, rounds: int = 7) -> dict[str, float]:
-    """Seconds of overhead per "message", "byte" of messages, "sum" (all-reduce) and "slice".
+    """Returns the seconds of overhead per "message", "byte" of messages, "sum" (all-reduce) and "slice".
 
     The names are those of HOST_OVERHEAD in clusters/devices.py. All ranks call this function.
     "message", "byte" and "slice" count once for the sender and once for the receiver.
@@ -75,7 +75,7 @@ def measure_host_overhead(transport: Transport, *, rounds: int = 7) -> dict[str,
 
 
 def _seconds_each(transport: Transport, operation: Callable[[Work], None]) -> float:
-    """Seconds of one operation without computation, averaged over all ranks."""
+    """Returns the seconds of one operation without computation, averaged over all ranks."""
     operation(lambda: None)  # warm-up
     transport.barrier()
     begin = time.perf_counter()
@@ -87,7 +87,7 @@ def _seconds_each(transport: Transport, operation: Callable[[Work], None]) -> fl
 
 
 def _bytes_within(transport: Transport, seconds: float) -> int:
-    """The size, at most LARGE, of a message that arrives within this time."""
+    """Returns the size, at most LARGE, of a message that arrives within this time."""
     seconds_of_large = _seconds_each(transport, lambda work: _messages(transport, LARGE, work))
     return (
         LARGE
@@ -97,7 +97,7 @@ def _bytes_within(transport: Transport, seconds: float) -> int:
 
 
 def _work(piece: float) -> Work:
-    """A function that computes for about `piece` seconds: a fixed number of matrix products."""
+    """Returns a function that computes for about `piece` seconds: a fixed number of matrix products."""
     x = torch.randn(192, 192)
     begin, count = time.perf_counter(), 0
     while time.perf_counter() - begin < 10 * piece:
@@ -112,12 +112,13 @@ def _work(piece: float) -> Work:
 
 
 def _compute_only(work: Work) -> None:
+    """Computes as many pieces of work as the other operations, without communication."""
     for _ in range(REPEATS):
         work()
 
 
 def _messages(transport: Transport, nbytes: int, work: Work) -> None:
-    """Each rank sends to the next rank and receives from the previous one."""
+    """Sends REPEATS messages to the next rank and receives as many from the previous one, during work."""
     rank, size = transport.rank, transport.size
     buffer = torch.zeros(nbytes, dtype=torch.uint8)
     for tag in range(REPEATS):  # `post` starts a send, `expect` a receive
@@ -172,6 +173,7 @@ class _Slices:
         transport.barrier()  # all ranks listen before the first one sends
 
     def synchronise_all(self, work: Work) -> None:
+        """Submits a gradient before each piece of work, then waits for all updates."""
         for number in range(REPEATS):
             self._synchroniser.submit(number, torch.zeros(SMALL // 4))
             work()

@@ -73,7 +73,7 @@ def load_job(
 def load_workload(
     path: str, *, model: str = "", dtype: str = "", seed: int = 0, device: str = "cpu"
 ) -> tuple[Workload, Graph, Plan]:
-    """The first part of `load_job`, before lowering: the workload, its graph and the plan for the graph."""
+    """Returns the workload, its graph and the plan for the graph: `load_job` without the lowering."""
     data = plan_file.read(path)
     name = model or data["model"]
     if not name:
@@ -87,7 +87,7 @@ def load_workload(
 
 
 def takes_batch(name: str) -> bool:
-    """Whether a model can be loaded with any batch size; a user's function may have a fixed batch."""
+    """Returns whether a model can be loaded with any batch size; a user's function may fix the size."""
     return (
         not is_file_spec(name)
         or "batch" in inspect.signature(find_function(name).function).parameters
@@ -95,7 +95,7 @@ def takes_batch(name: str) -> bool:
 
 
 def optimizer_for(name: str, rate: float | None = None) -> MakeOptimizer:
-    """A function that makes the optimizer of this name. rate: learning rate; None: its default."""
+    """Returns a function that makes the optimizer of this name. rate: learning rate; None: its default."""
     if name not in OPTIMIZERS:
         raise InputError(f"the plan's optimizer is '{name}': choose {', '.join(OPTIMIZERS)}.")
     preset = OPTIMIZERS[name]
@@ -122,16 +122,16 @@ def _load_at_batch(name: str, data: dict[str, Any], dtype: str, device: str, see
 
 
 def capture_workload(workload: Workload, microbatches: int) -> Graph:
-    """The graph of one micro-batch, of the largest size if sizes differ."""
+    """Returns the graph of one micro-batch, of the largest size if sizes differ."""
     inputs, targets = (
-        [t[: -(-len(t) // microbatches)] if t.ndim else t for t in tensors]
+        [t[: -(-len(t) // microbatches)] if t.ndim else t for t in tensors]  # rounded up
         for tensors in (workload.inputs, workload.targets)
     )
     return capture(workload.model, inputs, targets=targets, loss=workload.loss, name=workload.name)
 
 
 def _convert_plan(name: str, data: dict[str, Any], dtype: str, graph: Graph) -> Plan:
-    """The plan for the same model in another precision; `graph` is captured in that precision."""
+    """Returns the plan for the same model in another precision; `graph` is captured in that precision."""
     plan_graph = capture_workload(
         _load_at_batch(name, data, data["dtype"], "meta", 0), data["microbatches"]
     )

@@ -77,7 +77,7 @@ def materialize(model: Model, seed: int = 0) -> Model:
 def _by_first_name(
     names: Iterable[str], tensors: Mapping[str, _Tensor]
 ) -> Mapping[str, Sequence[str]]:
-    """The requested names, grouped by tensor: first name of the tensor -> its requested names."""
+    """Returns the requested names, grouped by tensor: first name of the tensor -> its requested names."""
     requested: dict[str, list[str]] = {}
     for name in names:
         if name not in tensors:
@@ -106,7 +106,7 @@ class _Tensor(NamedTuple):
 
     @property
     def owner(self) -> str:
-        """The path of the module that initialises it."""
+        """The path of the module that initialises the tensor, for example "layers.0.attention"."""
         return self.name.rpartition(".")[0]
 
     def put(self, value: Tensor) -> None:
@@ -116,7 +116,7 @@ class _Tensor(NamedTuple):
 
 
 def _tensors(model: nn.Module) -> dict[str, _Tensor]:
-    """All names of parameters and buffers -> tensor; names of a tied tensor share one entry."""
+    """Returns name -> tensor for all parameters and buffers; names of a tied tensor share one entry."""
     by_name: dict[str, _Tensor] = {}
     seen: dict[int, _Tensor] = {}  # by id() of the tensor
     for path, module in model.named_modules(remove_duplicate=False):
@@ -214,6 +214,7 @@ def _reset(model: nn.Module, path: str) -> None:
 
 
 def _reset_method(module: nn.Module) -> Callable[[], Any] | None:
+    """Returns the method that initialises a module's tensors; None if it has none."""
     for name in ("reset_parameters", "_reset_parameters"):  # the latter: nn.MultiheadAttention
         reset = getattr(module, name, None)
         if callable(reset):
@@ -226,7 +227,7 @@ def _describe_module(path: str, module: nn.Module) -> str:
 
 
 def _blank(value: Tensor) -> Tensor:
-    """A CPU tensor in place of a meta tensor, filled with a value that no initialisation would leave."""
+    """Returns a CPU tensor for a meta tensor, filled with a value that no initialisation would write."""
     blank = torch.empty_like(value, device="cpu", requires_grad=False)
     blank.fill_(_sentinel(value.dtype))
     if not isinstance(value, nn.Parameter):
@@ -237,7 +238,7 @@ def _blank(value: Tensor) -> Tensor:
 
 
 def _is_uninitialised(blank: Tensor, written: bool) -> bool:
-    """Whether elements of a blank still have the sentinel value.
+    """Returns whether elements of a blank still have the sentinel value.
 
     written: whether autograd saw a write to the blank; it does not see writes through `.data`.
     """
@@ -249,6 +250,7 @@ def _is_uninitialised(blank: Tensor, written: bool) -> bool:
 
 
 def _sentinel(dtype: torch.dtype) -> float | int:
+    """Returns a value of this dtype that no initialisation is expected to write."""
     if carries_gradient(dtype):
         return float("nan")
     return 1 if dtype is torch.bool else torch.iinfo(dtype).max
@@ -281,7 +283,7 @@ def _restored_afterwards(model: nn.Module) -> Iterator[None]:
 
 
 def _meta_copy(value: Tensor) -> Tensor:
-    """A tensor of the same shape and dtype on meta; a Parameter stays a Parameter."""
+    """Returns a tensor of the same shape and dtype on meta; a Parameter stays a Parameter."""
     if value.is_meta:
         return value
     empty = torch.empty_like(value, device="meta", requires_grad=False)

@@ -41,7 +41,7 @@ class _Transfer(NamedTuple):
 
 
 def trace_events(kinds: Sequence[str], intervals: Intervals) -> Iterator[Event]:
-    """The events of a trace. kinds: names of the devices; intervals: of all ranks, on one common clock."""
+    """Yields the events of a trace. kinds: names of the devices; intervals: on one clock for all ranks."""
     origin = min((s.start for rank_intervals in intervals for s in rank_intervals), default=0.0)
     intervals = [[s.shift(-origin) for s in intervals_of_rank] for intervals_of_rank in intervals]
     transfers = [*_messages(intervals), *_sums(intervals)]
@@ -58,9 +58,9 @@ def trace_events(kinds: Sequence[str], intervals: Intervals) -> Iterator[Event]:
 
 
 def _link_events(lane: int, transfers: Sequence[_Transfer], computed: Intervals) -> Iterator[Event]:
-    """The events of one link's lane, with arrows from the sender's run to the receiver's run.
+    """Yields the events of one link's lane, with arrows from the sender's run to the receiver's run.
 
-    computed: of each device, its runs: the intervals in the lane COMPUTE.
+    computed: for each device, its intervals in the lane COMPUTE (its runs).
     """
     # The processes 0, 1, ... of the trace are the devices; the next one is "links".
     links_process, previous_end = len(computed), 0.0
@@ -82,7 +82,7 @@ def _link_events(lane: int, transfers: Sequence[_Transfer], computed: Intervals)
 
 
 def _messages(intervals: Intervals) -> list[_Transfer]:
-    """All messages: each send with the wait of its receiver."""
+    """Returns all messages: each send with the wait of its receiver."""
     waits = {
         (s.peers[0], d, s.tag, s.step): s
         for d, rank_intervals in enumerate(intervals)
@@ -100,7 +100,7 @@ def _messages(intervals: Intervals) -> list[_Transfer]:
 
 
 def _sums(intervals: Intervals) -> list[_Transfer]:
-    """All all-reduces, each once, from the starts that its members recorded."""
+    """Returns all all-reduces, each once, from the starts that its members recorded."""
     sums_by_group: dict[tuple[tuple[int, ...], int, int], list[RecordedInterval]] = {}
     updates: dict[tuple[int, int], float] = {}  # (device, step) -> start of the update
     for d, rank_intervals in enumerate(intervals):
@@ -132,7 +132,7 @@ def _interval_event(
 
 
 def _last_run_before(runs: Sequence[RecordedInterval], device: int, time: float) -> Event | None:
-    """The position just before the end of the last run that ends before a time; None: there is none."""
+    """Returns the position just before the end of the last run that ends before a time, or None."""
     index = bisect_right(runs, time, key=lambda s: s.end) - 1
     if index < 0:
         return None
@@ -140,12 +140,13 @@ def _last_run_before(runs: Sequence[RecordedInterval], device: int, time: float)
 
 
 def _first_run_after(runs: Sequence[RecordedInterval], device: int, time: float) -> Event | None:
-    """The position of the start of the first run after a time; None: there is none."""
+    """Returns the position of the start of the first run after a time, or None."""
     index = bisect_left(runs, time, key=lambda s: s.start)
     return _position(device, COMPUTE, runs[index].start) if index < len(runs) else None
 
 
 def _position(process: int, lane: int, seconds: float) -> Event:
+    """Returns the fields of an event that say where it is: process, lane and time in microseconds."""
     return {"pid": process, "tid": lane, "ts": _microseconds(seconds)}
 
 

@@ -35,7 +35,7 @@ class NativeCallBoxes(NamedTuple):
 
 
 def native_calls_in_segment(variant: Variant, device: int, ops: Sequence[Op]) -> NativeCalls:
-    """The composites that a device runs as native calls in a segment with these operators."""
+    """Returns the composites that a device runs as native calls in a segment with these operators."""
     segment_ops = {op.name: op for op in ops}
     native_calls = NativeCalls({}, set())
     for fused in variant.graph.fused_calls:
@@ -47,7 +47,7 @@ def native_calls_in_segment(variant: Variant, device: int, ops: Sequence[Op]) ->
 
 
 def native_call_boxes(variant: Variant, device: int, fused: FusedCall) -> NativeCallBoxes:
-    """The boxes of a composite that runs as one native call on a device."""
+    """Returns the boxes of a composite that runs as one native call on a device."""
     inside = set(fused.ops)
     ops = {
         op.name: op
@@ -69,7 +69,7 @@ def native_call_boxes(variant: Variant, device: int, fused: FusedCall) -> Native
 def _is_one_box(
     variant: Variant, device: int, fused: FusedCall, segment_ops: Mapping[str, Op]
 ) -> bool:
-    """Whether the device's tiles of a composite's operators belong to one box, all in this segment."""
+    """Returns whether the device's tiles of a composite form one box and are all in this segment."""
     if not any(name in segment_ops for name in fused.ops):
         return False
     # SAMPLES_ONLY: kinds (group norm, LSTM, ...) whose tiles may be split along samples only.
@@ -104,7 +104,7 @@ def _is_one_box(
 
 
 def _inputs(fused: FusedCall, ops: Mapping[str, Op]) -> list[str | None]:
-    """The arguments of a native call; a batch norm without running statistics here gets None for them."""
+    """Returns the arguments of a native call; None for running statistics that are not on this device."""
     computed = {o for name in fused.ops if name in ops for o in ops[name].outputs}
     not_computed = [o is not None and o not in computed for o in fused.outputs]
     if fused.kind == "batch_norm" and any(not_computed):
@@ -113,6 +113,7 @@ def _inputs(fused: FusedCall, ops: Mapping[str, Op]) -> list[str | None]:
 
 
 def _splits_samples_only(op: Op, box: Box) -> bool:
+    """Returns whether a tile has the full range of every dimension but the samples ("n")."""
     return all(
         dim.name == "n" or (lo, hi) == (0, dim.size)
         for dim, lo, hi in zip(op.space.dims, box.lo, box.hi, strict=True)

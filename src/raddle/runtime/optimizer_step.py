@@ -19,7 +19,7 @@ WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon")
 
 
 def make_optimizer(setup: Setup, executor: Executor, make: MakeOptimizer) -> torch.optim.Optimizer:
-    """The optimizer of the parameters that this rank updates."""
+    """Returns the optimizer of the parameters that this rank updates."""
     updated = executor.updated_parameters()
     # A rank without parameters has an optimizer too, so that lr schedulers work on every rank.
     empty = nn.Parameter(torch.empty(0, device=setup.place))
@@ -37,9 +37,9 @@ def make_optimizer(setup: Setup, executor: Executor, make: MakeOptimizer) -> tor
 
 
 class OptimizerStep:
-    """Called when all gradients of a step are complete: checks, clips, and updates.
+    """Checks the loss, clips gradients and updates; called when all gradients of a step are complete.
 
-    step: returns the number of the step; loss: returns its loss.
+    step: returns the number of the step; loss: returns the loss of the step.
     """
 
     def __init__(
@@ -55,12 +55,13 @@ class OptimizerStep:
 
     @property
     def barrier_reason(self) -> str:
-        """Why an update needs all gradients of the step first; "": it does not."""
+        """The reason why an update needs all gradients of the step first; "" if it does not."""
         if self.clip_norm is not None:
             return "gradients are clipped by their global norm."
         return "the loss is to be finite before anything is updated." if self.check_finite else ""
 
     def __call__(self) -> None:
+        """Updates the parameters of this rank."""
         if self.check_finite:
             loss = self.loss()
             if not torch.isfinite(loss).all():
@@ -68,8 +69,11 @@ class OptimizerStep:
                     f"the loss is {loss.item()} in step {self.step()}: nothing was updated."
                 )
         if self.clip_norm is not None:
-            cut = bool(self.setup.program.updated_pieces)
-            parameters = self.executor.updated_parameters() if cut else self.executor.parameters()
+            # With slices or shards, each rank has the gradients of those that it updates, and no others.
+            in_pieces = bool(self.setup.program.updated_pieces)
+            parameters = (
+                self.executor.updated_parameters() if in_pieces else self.executor.parameters()
+            )
             # s: the source, which names the parameter and its box; p: the tensor on this rank
             counted = [(p, self.setup.rank == self._owners[s.name, s.box]) for s, p in parameters]
             clip(self.setup.transport, self.setup.place, counted, self.clip_norm)

@@ -1,4 +1,4 @@
-"""The options of a run: `raddle run` passes them on to each rank, `python -m raddle.runtime`."""
+"""The command line options of `python -m raddle.runtime`; `raddle run` passes them to each rank."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Options:
         return min(DEFAULT_WARMUP, self.steps - 1) if self.warmup is None else self.warmup
 
     def command_line(self) -> list[str]:
-        """The arguments of a command line with these options; `parse` is the inverse."""
+        """Returns the arguments of a command line with these options; `parse` is the inverse."""
         words = [self.plan]
         for option in fields(self)[1:]:
             value, flag = getattr(self, option.name), f"--{option.name.replace('_', '-')}"
@@ -73,10 +73,13 @@ class Options:
 
 
 def parse(argv: Sequence[str]) -> Options:
+    """Returns the options of a command line; raises InputError if it is not valid."""
     return Options(**vars(_parser().parse_args(argv)))
 
 
 class _Parser(argparse.ArgumentParser):
+    """Raises InputError where argparse would print a usage text and exit."""
+
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}: see python -m raddle.runtime --help.")
 

@@ -49,10 +49,10 @@ logger = logging.getLogger("raddle.sync")
 class ParameterSync:
     """Synchronises the slices of one rank. Call `start` when the optimizer exists.
 
-    slices: all slices of the program, identified by their index; bundles: by bundle, its slices, which are
-    synchronised together (`number` below is that of a bundle); slots: tensors by slot, among them the
-    parameters; sync: how the plan synchronises parameters; place: the torch device; order: numbers of
-    bundles in the order of their all-reduces (p3:collective only).
+    slices: all slices of the program, identified by their index; bundles: for each bundle, the indices of
+    its slices, which are synchronised together; slots: tensors by slot, among them the parameters; sync:
+    how the plan synchronises parameters; place: the torch device; order: numbers of bundles in the order of
+    their all-reduces (p3:collective only). In the methods, `number` is the number of a bundle.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class ParameterSync:
         """Starts the synchronisation; all ranks call it. barrier_reason: why this rank needs a barrier."""
         sync, rank_slices, transport = self.rank_slices.sync, self.rank_slices, self.transport
         self._optimizer = optimizer
-        used_optimizer = optimizer if rank_slices.updated else None  # None: updates nothing here
+        # None: this rank updates nothing
+        used_optimizer = optimizer if rank_slices.updated else None
         local_reason = (
             barrier_reason
             or (why_barrier(used_optimizer) if used_optimizer is not None else None)
@@ -117,14 +118,12 @@ class ParameterSync:
             self._slice_updater = SliceUpdater(
                 used_optimizer, served, times=None if sync.synchronous else times
             )
-            self._slice_updater.snapshot(
-                1
-            )  # notes the optimizer's settings (lr, ...) from step 1 on
+            self._slice_updater.snapshot(1)  # notes the optimizer's settings (lr, ...) for step 1
         self.synchroniser.start()
         transport.barrier()  # all ranks listen before the first one sends
 
     def _apply(self, number: int, clock: int, gradient: Tensor) -> None:
-        """Updates a bundle on this rank: called by the synchroniser when the gradients are summed."""
+        """Updates a bundle on this rank. The synchroniser calls it when the gradients are summed."""
         assert self._slice_updater is not None
         if self.on_update is not None:
             for slice_number, part in self._split(number, gradient):
@@ -132,7 +131,7 @@ class ParameterSync:
         self._slice_updater(number, clock, gradient)
 
     def _split(self, number: int, gradient: Tensor) -> Iterable[tuple[int, Tensor]]:
-        """The slices of a bundle that this rank updates, with their gradients."""
+        """Returns the slices of a bundle that this rank updates, with their gradients."""
         members = self.rank_slices.bundles[number]
         parts = split(gradient, [self.rank_slices.updated[n] for n in members])
         return zip(members, parts, strict=True)
@@ -140,7 +139,7 @@ class ParameterSync:
     # -- a step ------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """Called at the start of a step with an update; fixes the optimizer's settings (lr, ...) for it."""
+        """Begins a step with an update, and notes the optimizer's settings (lr, ...) for this step."""
         self.clock += 1
         if self._optimizer is not None:
             _step_without_parameters(self._optimizer)
@@ -184,9 +183,9 @@ class ParameterSync:
                 self.synchroniser.wait(number)
 
     def finish_step(self, optimizer_step: Callable[[], None]) -> None:
-        """Called at the end of a step: if a barrier is needed, updates the parameters now.
+        """Ends a step: if a barrier is needed, updates the parameters now.
 
-        Then waits until all parameters are up to date, unless slices have priorities: forwards wait then.
+        Then it waits until all parameters are up to date. If slices have priorities, forwards wait instead.
         """
         assert self.synchroniser is not None
         self._gradients.clear()  # all-reduces in flight keep their part alive
@@ -214,7 +213,7 @@ class ParameterSync:
                 self.transport.barrier()
 
     def refresh(self) -> None:
-        """After loading a state: copies the parameters in the slots to the server's own copies."""
+        """Copies the parameters in the slots to the server's copies; call it after a state was loaded."""
         self.rank_slices.refresh_server_copies()
 
     def close(self) -> None:
@@ -222,9 +221,9 @@ class ParameterSync:
             self.synchroniser.close()
 
     def flush(self, seconds: float) -> None:
-        """Before closing: waits at most `seconds` until this rank has nothing in transit, also as a server.
+        """Waits at most `seconds` until this rank has nothing in transit, also as a server.
 
-        The limit matters after an error: other ranks may be waiting for this one.
+        Call it before `close`. The limit matters after an error: other ranks may be waiting for this one.
         """
         if self.synchroniser is not None:
             self.synchroniser.drain(seconds, self.clock)
@@ -237,9 +236,10 @@ def _make_collective_sync(
     apply: Apply,
     exchange: Exchange,
 ) -> CollectiveSynchroniser:
-    """A synchroniser that all-reduces slices in a static order.
+    """Returns a synchroniser that all-reduces slices in a static order.
 
-    debug: all-reduces start only at the end of a step, after all ranks have compared their lists.
+    With RADDLE_SYNC_DEBUG=1, all-reduces start only at the end of a step, after all ranks have compared
+    their lists.
     """
     debug = os.environ.get("RADDLE_SYNC_DEBUG", "") not in ("", "0")
     return CollectiveSynchroniser(
@@ -250,7 +250,7 @@ def _make_collective_sync(
 def _make_server_sync(
     rank_slices: RankSlices, transport: Transport, apply: Apply, *, barrier: bool
 ) -> ServerSynchroniser:
-    """A synchroniser that sends gradients to servers, and serves the slices of this rank."""
+    """Returns a synchroniser that sends gradients to servers, and serves the slices of this rank."""
     sync = rank_slices.sync
     # sync.server: the one device that updates all parameters, if the plan names it; it may be no worker.
     # A server that is not a worker may get a gradient before it begins the step, with the optimizer's

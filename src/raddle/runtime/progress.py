@@ -11,7 +11,10 @@ REFRESH_SECONDS = 0.1  # between changes of the line on a terminal
 
 
 class Progress:
-    """Call `step` after each step. steps: of the run; samples: of a step; shown: only on rank 0."""
+    """Prints a line of progress; call `step` after each step.
+
+    steps: number of steps of the run; samples: number of samples of a step; shown: False prints nothing.
+    """
 
     def __init__(self, steps: int, samples: int, *, shown: bool) -> None:
         self.steps, self.samples, self.shown = steps, samples, shown
@@ -19,10 +22,10 @@ class Progress:
         self.last_shown = 0.0
 
     def step(self, done: int, seconds: list[float], loss: float) -> None:
-        """Shows the state after `done` steps. seconds: of each step so far."""
+        """Shows the state after `done` steps. seconds: the time of each step so far."""
         if not self.shown:
             return
-        recent = median(seconds[-20:])
+        recent = median(seconds[-20:])  # of the last 20 steps: smooth, but follows changes of speed
         rate = self.samples / recent
         text = f"step {done}/{self.steps}  {1e3 * recent:.2f} ms  {rate:.4g} samples/s  loss {loss:.6g}"
         if self.on_terminal:

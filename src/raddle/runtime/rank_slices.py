@@ -1,4 +1,4 @@
-"""Finds the tensors of parameter slices on one rank: their gradients, what is updated, where updates go.
+"""Finds the tensors of parameter slices on one rank: gradients, rows to update, targets of updated rows.
 
 A slice is some rows of a parameter; a bundle is slices that are synchronised together. A synchroniser
 (package sync/) sums the gradients of bundles and has them updated; it calls a bundle an item
@@ -24,8 +24,8 @@ from raddle.sync.item_rows import Gathering
 class RankSlices:
     """All slices and bundles, identified by their numbers, and the tensors of those that are on this rank.
 
-    slices: in the order of their numbers; bundles: by bundle, its slices; slots: tensors by slot, among
-    them the parameters.
+    slices: in the order of their numbers; bundles: for each bundle, the numbers of its slices; slots:
+    tensors by slot, among them the parameters.
     """
 
     def __init__(
@@ -33,14 +33,13 @@ class RankSlices:
         slots: Sequence[Tensor], sync: Sync, rank: int,
     ) -> None:  # fmt: skip
         self.slices, self.bundles, self.sync, self.rank = slices, bundles, sync, rank
-        self.gathering = Gathering(bundles)  # gradients of this rank until a bundle has all
+        self.gathering = Gathering(bundles)  # stores gradients until those of a bundle are complete
         self.bundle_of = {number: b for b, members in enumerate(bundles) for number in members}
         self._slots = slots
         # Slot -> numbers of its slices, if this rank computes their gradients
         self.slices_by_slot: dict[int, list[int]] = {}
-        self.updated: dict[
-            int, nn.Parameter
-        ] = {}  # number of a slice -> the rows that this rank updates
+        # Number of a slice -> the rows that this rank updates
+        self.updated: dict[int, nn.Parameter] = {}
         for number, s in enumerate(slices):
             if rank in s.region.devices:
                 self.slices_by_slot.setdefault(s.slot, []).append(number)
@@ -48,24 +47,25 @@ class RankSlices:
                 self.updated[number] = self._updated_rows(s)
 
     def _updated_rows(self, s: ParameterSlice) -> nn.Parameter:
-        """The tensor that this rank updates: a view of the weights, or a copy of them."""
+        """Returns the tensor that this rank updates: a view of the weights, or a copy of them."""
         rows = self._rows_in_slot(s)
         # An asynchronous server updates at any time, so it works on a copy, not on the weights in use.
         return nn.Parameter(rows if self.sync.synchronous else rows.clone())
 
     def _rows_in_slot(self, s: ParameterSlice) -> Tensor:
+        """Returns the rows of a slice in the tensor of its slot, as a view."""
         return select_rows(self._slots[s.slot].detach(), s.rows)
 
     def cut(self, number: int, tensor: Tensor) -> Tensor:
-        """The rows of a slice within the tensor of its slot, or within that tensor's gradient."""
+        """Returns the rows of a slice within the tensor of its slot, or within that tensor's gradient."""
         return select_rows(tensor.detach(), self.slices[number].rows)
 
     def region_of(self, bundle: int) -> ParameterRegion:
-        """The region of a bundle's first slice: all have the same holders and server."""
+        """Returns the region of a bundle's first slice: all have the same holders and server."""
         return self.slices[self.bundles[bundle][0]].region
 
     def updated_bundles(self) -> dict[int, list[nn.Parameter]]:
-        """By bundle that this rank updates, the rows of its slices."""
+        """Returns bundle -> the rows of its slices, for the bundles that this rank updates."""
         return {
             b: [self.updated[number] for number in members]
             for b, members in enumerate(self.bundles)
@@ -73,7 +73,7 @@ class RankSlices:
         }
 
     def bindings(self) -> dict[int, tuple[list[Tensor], list[Tensor] | None]]:
-        """By bundle on this rank: (rows that get updates, copy that an asynchronous server updates)."""
+        """Returns bundle -> (rows that get updates, copy that an asynchronous server updates)."""
         bindings: dict[int, tuple[list[Tensor], list[Tensor] | None]] = {}
         served = self.updated_bundles()
         for b, members in enumerate(self.bundles):
@@ -85,16 +85,16 @@ class RankSlices:
         return bindings
 
     def source_of(self, number: int) -> SlotSource:
-        """A slice as a SlotSource: the box of its parameter, and the slot that contains it."""
+        """Returns a slice as a SlotSource: the box of its parameter, and the slot that contains it."""
         s = self.slices[number]
         return SlotSource(s.name, "parameter", s.region.box, s.slot)
 
     def items(self) -> list[Item]:
-        """All bundles as items of a synchroniser."""
+        """Returns all bundles as items of a synchroniser."""
         return [self._item(b) for b in range(len(self.bundles))]
 
     def _item(self, bundle: int) -> Item:
-        """A bundle as an item."""
+        """Returns a bundle as an item."""
         slices, region = [self.slices[n] for n in self.bundles[bundle]], self.region_of(bundle)
         elements = sum(s.region.box.volume for s in slices)
         return Item(

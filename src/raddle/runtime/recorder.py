@@ -1,4 +1,4 @@
-"""Records when a rank carries out its actions, for traces.
+"""Records when a rank carries out its actions, for traces (measured_trace.py).
 
 Times are read from the host's clock. On a GPU, the host waits for the GPU after each recorded action. So
 times are those of the GPU, but kernel launches no longer overlap with computation while the recorder is
@@ -31,7 +31,7 @@ from raddle.runtime.trainer import Trainer
 
 
 class RecordedInterval(NamedTuple):
-    """What one rank did during an interval of time."""
+    """An action of one rank, with the interval of time in which it was carried out."""
 
     # "run", "update", "send", "wait", "sum" (start of an all-reduce or reduce-scatter) or "gather" (start)
     kind: str
@@ -47,7 +47,7 @@ class RecordedInterval(NamedTuple):
     tag: int = -1  # tells messages, or sums, between the same ranks apart; -1: none
 
     def shift(self, seconds: float) -> RecordedInterval:
-        """The same interval, with `seconds` added to its start and end."""
+        """Returns the same interval, with `seconds` added to its start and end."""
         return self._replace(start=self.start + seconds, end=self.end + seconds)
 
 
@@ -72,7 +72,7 @@ class Recorder:
         executor.record = self._record
 
     def _now(self) -> float:
-        """The time after the GPU, if there is one, has finished all work so far."""
+        """Waits until the GPU, if there is one, has finished all work so far; returns the time then."""
         if self.trainer.place.type == "cuda":
             torch.cuda.current_stream(self.trainer.place).synchronize()
         return time.perf_counter()
@@ -119,14 +119,14 @@ class Recorder:
             slices = [rank_actions.slices[n] for n in rank_actions.bundles[action.number]]
             devices = slices[0].region.devices
             nbytes = sum(s.region.box.volume * s.dtype.itemsize for s in slices)
-            traffic = (nbytes, devices, action.number)  # the number serves as the tag
+            traffic = (nbytes, devices, action.number)  # the number of the bundle serves as the tag
             if len(devices) > 1:
                 self._add("sum", action.label, "reduce", -1, start, end, *traffic)
         elif isinstance(action, UpdateParameters) and self.trainer.executor.rank_actions.buckets:
             self._add("wait", "sums of gradients", "reduce", -1, start, self._update_start(start))
 
     def _update_start(self, default: float) -> float:
-        """The start of the update that has just ended: the wait for all-reduces ended then."""
+        """Returns the start of the update that was recorded last, when the wait for all-reduces ended."""
         last = self.intervals[-1] if self.intervals else None
         return last.start if last is not None and last.kind == "update" else default
 

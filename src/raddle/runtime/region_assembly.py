@@ -1,7 +1,7 @@
 """Assembles a region of a tensor from the pieces that a device holds.
 
-A region is a box that an operator or a message reads; a piece is a box with its tensor. What to cut and to
-join is worked out once, from the boxes. The returned function then only cuts and joins tensors.
+A region is a box that an operator or a message reads; a piece is a box with its tensor. The places to cut
+and to join are worked out once, from the boxes. The returned function then only cuts and joins tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ AssembleRegion = Callable[..., Tensor]  # takes the tensors of the pieces, retur
 
 
 def overlapping_boxes(boxes: Sequence[Box], region: Box) -> list[int]:
-    """Indices of the boxes that overlap a region. These boxes must be disjoint and cover the region."""
+    """Returns the indices of the boxes that overlap a region; they must be disjoint and cover it."""
     indices = [i for i, box in enumerate(boxes) if not (box & region).empty]
     covered = sum((boxes[i] & region).volume for i in indices)
     assert covered == region.volume, f"{covered} of {region.volume} elements of {region} are there"
@@ -26,7 +26,9 @@ def overlapping_boxes(boxes: Sequence[Box], region: Box) -> list[int]:
 
 
 def region_assembler(boxes: Sequence[Box], region: Box) -> AssembleRegion | None:
-    """The function that assembles a region from pieces with these boxes; None: the one piece is the region.
+    """Returns the function that assembles a region from pieces with these boxes.
+
+    It returns None if there is one piece, which is the region.
 
     >>> halves = [Box((0, 0), (2, 3)), Box((2, 0), (4, 3))]
     >>> region_assembler(halves, Box((1, 0), (4, 3)))(torch.zeros(2, 3), torch.ones(2, 3)).shape
@@ -47,7 +49,7 @@ def region_assembler(boxes: Sequence[Box], region: Box) -> AssembleRegion | None
 
 
 def _concat_dim(overlaps: Sequence[Box], region: Box) -> int | None:
-    """The dimension along which the overlaps can be concatenated to the region; None: there is none."""
+    """Returns the dimension along which the overlaps can be concatenated to the region, or None."""
     differing = {
         d
         for overlap in overlaps
@@ -60,7 +62,7 @@ def _concat_dim(overlaps: Sequence[Box], region: Box) -> int | None:
 def _concatenator(
     overlaps: Sequence[Box], piece_indices: Sequence[Index], dim: int
 ) -> AssembleRegion:
-    """A function that concatenates the overlaps along one dimension."""
+    """Returns a function that concatenates the overlaps along one dimension."""
     order = sorted(range(len(overlaps)), key=lambda i: overlaps[i].lo[dim])
 
     def join(*tensors: Tensor) -> Tensor:
@@ -72,7 +74,7 @@ def _concatenator(
 def _copier(
     shape: tuple[int, ...], piece_indices: Sequence[Index], region_indices: Sequence[Index]
 ) -> AssembleRegion:
-    """A function that copies the overlaps into a new tensor."""
+    """Returns a function that copies the overlaps into a new tensor."""
 
     def copy_pieces(*tensors: Tensor) -> Tensor:
         result = tensors[0].new_zeros(shape)

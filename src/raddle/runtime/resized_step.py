@@ -22,7 +22,7 @@ from raddle.runtime.setup import Setup
 
 
 class ResizedStep:
-    """A step for batches with `samples` samples. training: the executor for batches of the planned size."""
+    """Runs steps on batches with `samples` samples. training: the executor for the planned batch size."""
 
     def __init__(self, setup: Setup, training: Executor, samples: int) -> None:
         self.setup, plan = setup, setup.plan

@@ -1,7 +1,8 @@
 """Records when actions of a pipeline schedule ran, and finds those that started too early.
 
-A schedule's action is a phase of a stage on a micro-batch, such as F1.0. A schedule may say that an action
-waits for another one. The verification checks on recorded times that it did.
+An action of a schedule is a phase of a stage on a micro-batch: F1.0 is the forward of stage 1 on micro-
+batch 0. A schedule may say that an action waits for another one. The verification checks on recorded times
+that it did.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class SpanRecorder:
 
 
 def early_starts(schedule: Schedule, spans: Iterable[Span]) -> Iterator[EarlyStart]:
-    """The actions that contradict a schedule. spans: of all ranks, on one common clock."""
+    """Yields the actions that started too early for a schedule. spans: of all ranks, on one clock."""
+    # (step, action) -> start of its first span, end of its last span
     starts: dict[tuple[int, str], float] = {}
     ends: dict[tuple[int, str], float] = {}
     for step, action, start, end in spans:

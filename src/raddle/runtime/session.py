@@ -94,7 +94,7 @@ def _run_rank(options: Options, place: torch.device, out: TextIO) -> int:
 
 
 def choose_place(device: str | None, backend: str | None = None) -> torch.device:
-    """The torch device of this rank: a GPU of its own, a GPU that ranks share (gloo only), or the CPU."""
+    """Returns the torch device of this rank: the CPU or a GPU, which ranks can share only with gloo."""
     available = torch.cuda.is_available()
     if device == "cpu" or (device is None and not available):
         return torch.device("cpu")
@@ -112,7 +112,9 @@ def choose_place(device: str | None, backend: str | None = None) -> torch.device
 
 
 def default_threads() -> int:
-    """Threads of this rank: OMP_NUM_THREADS if the user has set it, else the rank's share of the cores.
+    """Returns the number of threads of this rank.
+
+    It is OMP_NUM_THREADS if the user has set it, else the number of cores divided by the ranks here.
 
     With several ranks, torchrun itself sets OMP_NUM_THREADS=1 if the user has not set it. So a 1 is ignored
     then; to have one thread, use --threads 1.
@@ -127,9 +129,9 @@ def default_threads() -> int:
 
 
 def _load_on_all_ranks(options: Options, transport: Transport, place: torch.device) -> Job | None:
-    """Loads the job on every rank; None if any rank cannot run it.
+    """Loads the job on every rank; returns None if any rank cannot run it.
 
-    Ranks that cannot print why; ranks with the same error as rank 0 leave this to rank 0.
+    A rank that cannot run it prints the reason, unless rank 0 prints the same one.
     """
     job, sentence = None, ""  # sentence: why this rank cannot run the job; "": it can
     try:
@@ -195,7 +197,7 @@ def _train(
 
 
 def _timed_steps(trainer: Trainer, job: Job, options: Options, recorder: Recorder) -> StepTimes:
-    """Trains; a step's time is that between the ends of consecutive steps."""
+    """Trains and returns the times: a step lasts from the end of the previous one to its own end."""
     # part: what this rank reads of the batch; every step trains on the same batch
     batch = [tensor.to(trainer.place) for tensor in trainer.part(*job.batch)]
     samples = sum(job.program.micro_batch_sizes)
@@ -220,7 +222,7 @@ def _timed_steps(trainer: Trainer, job: Job, options: Options, recorder: Recorde
 def _timed_overlapping_steps(
     trainer: Trainer, batch: Sequence[torch.Tensor], options: Options, recorder: Recorder
 ) -> StepTimes:
-    """As _timed_steps for overlapping steps: they have no separate times, so each gets the mean."""
+    """Trains with overlapping steps. They have no separate times, so each gets the mean."""
     times, functions = StepTimes([], [], []), trainer.setup.functions
     for count in (options.warmup_steps, options.steps - options.warmup_steps):
         if options.trace is not None and times.losses:
@@ -236,7 +238,7 @@ def _timed_overlapping_steps(
 
 
 def _gather_reports(trainer: Trainer, times: StepTimes) -> list[RankReport]:
-    """The reports of all ranks."""
+    """Returns the reports of all ranks."""
     transport, place = trainer.transport, trainer.place
     kind = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
     counts = (transport.total_sent(), dict(transport.collective_bytes))
@@ -282,7 +284,7 @@ def _print_error(sentence: object) -> None:
 
 @contextmanager
 def _short_warnings(rank: int) -> Iterator[None]:
-    """Within it, what torch.compile cannot compile is said in one sentence, once."""
+    """Within this context, prints each warning about a failed torch.compile once, as one sentence."""
     shown: set[str] = set()
 
     def show_warning(
@@ -302,7 +304,7 @@ def _short_warnings(rank: int) -> Iterator[None]:
 
 @contextmanager
 def _reserve_stdout() -> Iterator[TextIO]:
-    """Gives stdout to the caller alone; what libraries (gloo, for example) print goes to stderr."""
+    """Gives stdout to the caller alone; the output of libraries (gloo, for example) goes to stderr."""
     sys.stdout.flush()
     saved_fd = os.dup(1)
     os.dup2(2, 1)

@@ -20,7 +20,7 @@ from raddle.transport.exchange import exchange_objects
 
 @dataclass(frozen=True)
 class Setup:
-    """What one rank trains, where, and how it reaches the other ranks."""
+    """The model that one rank trains, its torch device, and its connection to the other ranks."""
 
     model: nn.Module
     program: Program
@@ -44,12 +44,12 @@ class Setup:
         return self.transport.rank
 
     def make_executor(self, program: Program, *, seed: int = 0) -> Executor:
-        """An executor of a program on this rank: the setup's program, or one derived from it."""
+        """Returns an executor of a program on this rank: the setup's program, or one derived from it."""
         return Executor(
             program, self.transport, place=self.place, seed=seed, autocast=self.autocast,
             functions=self.functions,
         )  # fmt: skip
 
     def exchange(self, mine: Any) -> list[Any]:
-        """All-gather of Python objects: takes this rank's object, returns those of all ranks, by rank."""
+        """Gathers a Python object from every rank; returns the objects of all ranks, by rank."""
         return exchange_objects(self.transport, self.place, mine)

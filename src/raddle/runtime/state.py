@@ -46,7 +46,7 @@ def initialise_slots(setup: Setup, executor: Executor, seed: int) -> None:
 
 
 def owners_of(program: Program) -> dict[tuple[str, Box], int]:
-    """(parameter, box) -> the one rank that saves it and counts it in norms, of all that hold it.
+    """Returns (parameter, box) -> the one rank that saves the box and counts it in norms.
 
     Boxes are slices or shards if the program has them, else regions.
     """
@@ -69,7 +69,7 @@ class TrainingState:
         self._untrained_parameters = self._copy_untrained(seed)
 
     def _copy_untrained(self, seed: int) -> dict[str, Tensor]:
-        """Copies of parameters that are frozen or unused, on rank 0 only, for checkpoints."""
+        """Returns copies of parameters that are frozen or unused, on rank 0 only, for checkpoints."""
         regions = self.setup.program.regions
         boxes = {
             v.name: [Box.full(v.shape)]
@@ -84,7 +84,7 @@ class TrainingState:
     # -- the module ------------------------------------------------------------------------------------
 
     def module_state(self) -> dict[str, Tensor]:
-        """Full parameters and buffers under the module's own names, on every rank's CPU."""
+        """Returns full parameters and buffers under the module's own names, on every rank's CPU."""
         self.executor.synchronize()
         aliases = self.setup.graph.aliases
         return gather_state(self.setup.exchange, self.owned_pieces(), self._shapes(), aliases)
@@ -117,11 +117,13 @@ class TrainingState:
         executor.synchronize()  # no rank may send gradients before all ranks have loaded
 
     def owned_pieces(self) -> dict[str, list[tuple[Box, Tensor]]]:
-        """The boxes that this rank saves: name -> boxes with tensors. Only one rank saves a box."""
-        executor, cut = self.executor, self.setup.program.updated_pieces
+        """Returns the boxes that this rank saves: name -> (box, tensor) pairs. One rank saves a box."""
+        # sliced: parameters whose slices or shards are updated on different ranks
+        executor, sliced = self.executor, self.setup.program.updated_pieces
         pieces: dict[str, list[tuple[Box, Tensor]]] = {}
-        uncut = [(s, p) for s, p in executor.parameters() if s.name not in cut]
-        for source, parameter in (*uncut, *(executor.updated_parameters() if cut else ())):
+        unsliced = [(s, p) for s, p in executor.parameters() if s.name not in sliced]
+        updated = executor.updated_parameters() if sliced else []
+        for source, parameter in (*unsliced, *updated):
             if self.owns(source):
                 pieces.setdefault(source.name, []).append((source.box, parameter.detach()))
         for name, tensor in self._untrained_parameters.items():
@@ -138,11 +140,11 @@ class TrainingState:
         return pieces
 
     def owns(self, source: SlotSource) -> bool:
-        """Whether this rank is the one that saves and counts this box of a parameter."""
+        """Returns whether this rank is the one that saves and counts this box of a parameter."""
         return self.setup.rank == self._owners[source.name, source.box]
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all parameters and buffers that a saved state contains."""
+        """Returns shapes of all parameters and buffers that a saved state contains."""
         # state_dict leaves out buffers that are registered with persistent=False.
         saved_names = self.setup.model.state_dict().keys()
         values = self.setup.graph.values.values()
@@ -153,7 +155,7 @@ class TrainingState:
     # -- the optimizer ---------------------------------------------------------------------------------
 
     def optimizer_state(self) -> dict[str, Any]:
-        """The full optimizer state by parameter name, and the parameter groups with parameter names."""
+        """Returns {"state": parameter name -> full entries, "param_groups": groups of names}."""
         self.executor.synchronize()
         entries: dict[str, list[tuple[Box, dict[str, Any]]]] = {}
         for source, parameter in self.executor.updated_parameters():
@@ -166,7 +168,7 @@ class TrainingState:
         }
 
     def load_optimizer_state(self, state: Mapping[str, Any]) -> None:
-        """Loads what `optimizer_state` returned, with this plan or another one."""
+        """Loads the result of `optimizer_state`, with this plan or another one."""
         self.executor.synchronize()
         updated, optimizer = self.executor.updated_parameters(), self.optimizer
         sources = [source for source, _ in updated]
@@ -189,12 +191,12 @@ class TrainingState:
         self.executor.synchronize()
 
     def _trained_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the parameters that are trained."""
+        """Returns shapes of the parameters that are trained."""
         values = self.setup.graph.values
         return {name: values[name].shape for name in self.setup.program.regions}
 
     def _groups(self) -> list[tuple[dict[str, Any], list[str]]]:
-        """The options of this rank's parameter groups, each with the names of its parameters."""
+        """Returns the options of this rank's parameter groups, each with the names of its parameters."""
         names = {
             id(parameter): source.name for source, parameter in self.executor.updated_parameters()
         }
@@ -208,7 +210,7 @@ class TrainingState:
 
 
 def _boxes_by_name(sources: Iterable[SlotSource]) -> dict[str, list[Box]]:
-    """The boxes of sources, by the name of their tensor."""
+    """Returns name of a tensor -> the boxes of its sources."""
     boxes: dict[str, list[Box]] = {}
     for source in sources:
         boxes.setdefault(source.name, []).append(source.box)
@@ -218,6 +220,6 @@ def _boxes_by_name(sources: Iterable[SlotSource]) -> dict[str, list[Box]]:
 def _pair_with_sources(
     sources: Iterable[SlotSource], by_name: Mapping[str, Sequence[T]]
 ) -> Iterator[tuple[SlotSource, T]]:
-    """Pairs each source with its entry; `by_name` has the entries of a name in the order of the sources."""
+    """Yields each source with its entry. by_name: name -> entries in the order of the sources."""
     iterators = {name: iter(entries) for name, entries in by_name.items()}
     return ((source, next(iterators[source.name])) for source in sources)

@@ -1,4 +1,8 @@
-"""Runs the steps of a trainer: on batches of the planned size, of other sizes, and overlapping steps."""
+"""Runs the steps of a trainer: on batches of the planned size, of other sizes, and overlapping steps.
+
+An executor carries out the actions of one program (executor.py). Every batch size has its own executor; all
+of them share parameters, buffers and optimizer.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +78,7 @@ class StepRunner:
         return list(losses)
 
     def current_loss(self) -> Tensor:
-        """The loss of the current step, the same on every rank, before the update; all ranks call it."""
+        """Returns the current step's loss before the update, equal on all ranks; all ranks call it."""
         return self._running_executor.losses.wait()
 
     def set_seed(self, seed: int) -> None:

@@ -1,4 +1,7 @@
-"""The times of the steps of a run, without the time in which torch.compile works."""
+"""Times the steps of a run, without the time in which torch.compile works.
+
+session.py adds the steps, summary.py prints their median.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import NamedTuple
 
 
 class StepTimes(NamedTuple):
-    """What one rank measured, step by step."""
+    """The losses and times that one rank measured, step by step."""
 
     losses: list[float]
     seconds: list[float]  # without compile_seconds
@@ -23,9 +26,10 @@ class StepTimes(NamedTuple):
 def measured_steps(
     seconds: Sequence[float], compile_seconds: Sequence[Sequence[float]], warmup: int
 ) -> list[float]:
-    """The times of the steps after the warm-up in which no rank compiled, or of all after it.
+    """Returns the times (seconds) of the steps after the warm-up in which no rank compiled.
 
-    compile_seconds: of each rank, for each step. While one rank compiles, others wait for its messages.
+    If there are none, it returns the times of all steps after the warm-up. compile_seconds: for each rank,
+    the seconds of each step. While one rank compiles, others wait for its messages.
     """
     compiling = [max(of_ranks) for of_ranks in zip(*compile_seconds, strict=True)]
     after_warmup = list(zip(seconds, compiling, strict=True))[warmup:]

@@ -13,12 +13,12 @@ from raddle.runtime.options import Options
 from raddle.runtime.step_times import StepTimes, measured_steps
 from raddle.transport.base import GroupsMade
 
-# By kind of collective, its word in a printed row.
+# Kind of collective -> the word for it in a printed row
 COLLECTIVE_WORDS = {"all_reduce": "summed", "reduce_scatter": "scattered", "all_gather": "gathered"}
 
 
 class RankReport(NamedTuple):
-    """What each rank reports at the end of a run."""
+    """The numbers that each rank reports at the end of a run."""
 
     kind: str  # name of its device: "cpu", or that of the GPU
     threads: int
@@ -37,7 +37,7 @@ def summarise(
     times: StepTimes,
     reports: Sequence[RankReport],
 ) -> dict[str, Any]:
-    """The summary, as in --json. Bytes are per step; for an all-reduce, the bytes of one device's buffer.
+    """Returns the summary, as --json prints it. Bytes are per step; of a collective, those of one buffer.
 
     job: model, batch, plan and program (job.py); options: of the command line; times: of rank 0; reports:
     of each rank.
@@ -98,7 +98,7 @@ def summarise(
 
 
 def show(result: Mapping[str, Any], out: TextIO, *, as_json: bool) -> None:
-    """Prints the summary."""
+    """Prints the result of `summarise` to `out`."""
     text = json.dumps(_finite(result), indent=2) if as_json else "\n".join(_lines(result))
     print(text, file=out, flush=True)
 
@@ -112,7 +112,7 @@ def _finite(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lines(r: Mapping[str, Any]) -> Iterator[str]:
-    """The summary as lines of text."""
+    """Yields the summary as lines of text. r: the result of `summarise`."""
     method = f", {r['method']}" if r["method"] else ""
     ranks = f"{r['devices']} rank{'s' if r['devices'] > 1 else ''}"
     yield f"{r['model']}, batch {r['batch']}{method} on {ranks} ({r['device']}, {r['dtype']})"

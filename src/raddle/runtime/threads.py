@@ -105,13 +105,13 @@ class _Rank:
             self.executor.parameter_sync.on_update = self._keep_gradient
 
     def _keep_gradient(self, source: SlotSource, clock: int, gradient: Tensor) -> None:
-        """With sliced parameters: keeps a slice's gradient in the last step. clock: the step, from 1."""
+        """Stores the gradient of a slice in the last step (sliced parameters). clock: the step, from 1."""
         if clock == self.program.plan.steps:
             pieces = self.gradients.setdefault(source.name, [])
             pieces.append((source.box, gradient.clone()))
 
     def _update(self) -> None:
-        """Keeps the gradients, then lets the optimizer update."""
+        """Stores the gradients, then lets the optimizer update."""
         self.gradients = {}
         for source, parameter in self.executor.updated_parameters():
             if parameter.grad is not None:
@@ -133,20 +133,20 @@ class _Rank:
         self.executor.synchronize()
 
     def _feed(self, step: int, source: SlotSource) -> Tensor:
-        """The inputs of a slot, cut from the full micro-batch. step: the first step of the run."""
+        """Returns the inputs of a slot, cut from the full micro-batch. step: the first step of the run."""
         key = source.key
         tensor = self.batches(Key(step + key.step, key.micro_batch))[source.name]
         return tensor[_index_of(self.program, source)]
 
 
 def _index_of(program: Program, source: SlotSource) -> tuple[slice, ...]:
-    """The index of a slot's box within its full tensor."""
+    """Returns the index of a slot's box within its full tensor."""
     graph = program.variant(source.key).graph
     return source.box.slices_within(Box.full(graph.values[source.name].shape))
 
 
 def _assemble_state(program: Program, ranks: list[_Rank]) -> dict[str, Tensor]:
-    """Full parameters and buffers, assembled from the pieces of all ranks."""
+    """Returns full parameters and buffers, assembled from the pieces of all ranks."""
     by_rank: list[dict[str, Pieces]] = []
     for rank in ranks:
         pieces: dict[str, Pieces] = {}
@@ -166,7 +166,7 @@ def _assemble_state(program: Program, ranks: list[_Rank]) -> dict[str, Tensor]:
 
 
 def _assemble(program: Program, by_rank: list[dict[str, Pieces]]) -> dict[str, Tensor]:
-    """Full tensors from the pieces of all ranks; if several ranks have a box, the first one counts."""
+    """Returns name -> full tensor, from the pieces of all ranks; of equal boxes the first one counts."""
     result = {}
     for value in [*program.graph.parameters, *program.graph.buffers]:
         pieces: Pieces = []

@@ -60,7 +60,7 @@ def parallelize(
     timeout: float = 300.0,
     transport: Transport | None = None,
 ) -> Trainer:
-    """A trainer for this rank of a torchrun job, or for plain `python`, if the plan has one device.
+    """Returns a trainer for this rank of a torchrun job, or for plain `python`, if the plan has one device.
 
     model: its tensors are copied, not changed; leave it on the CPU, or a GPU holds its parameters twice.
         It may be on the meta device; then it is initialised layer by layer, so that a rank never holds more
@@ -74,8 +74,8 @@ def parallelize(
     clip_norm: limit of the global norm of the gradients.
     autocast: dtype for mixed precision, for example torch.bfloat16. Forwards run under torch.autocast.
     compile: True, False, "max-autotune" (a mode of torch.compile) or "auto": compile on GPUs.
-    dropout: of attention, instead of the plan's. "native": that of PyTorch's fused kernel; its masks depend
-        on the plan. "exact": masks that do not depend on it, which are slower and need more memory.
+    dropout: of attention, instead of the plan's. "native": dropout of PyTorch's fused kernel; the masks
+        depend on the plan. "exact": masks that do not depend on the plan; slower, and needs more memory.
     check_finite: raise before an update if the loss is not finite.
     timeout: limit of every wait, in seconds.
     seed: of the initial parameters, if the model is on the meta device, and of dropout masks.
@@ -151,7 +151,7 @@ def warn_of_emulation(autocast: torch.dtype, place: torch.device) -> None:
 
 
 def _place(device: torch.device | str | None) -> torch.device:
-    """The torch device of this rank: the given one, else its GPU, else the CPU."""
+    """Returns the torch device of this rank: the given one, else its GPU, else the CPU."""
     if device is not None:
         return torch.device(device)
     if not torch.cuda.is_available():
@@ -245,8 +245,8 @@ class Trainer:
     def train(self, batches: Iterable[Sequence[Tensor]]) -> list[Tensor]:
         """Trains on several global batches; returns their losses, which are the same on every rank.
 
-        If the plan overlaps steps, `plan.steps` steps overlap, then the pipeline drains, and so on. At the
-        end all steps are complete, so that an evaluation or a checkpoint can follow.
+        If the plan overlaps steps, they run in groups of `plan.steps`, and the pipeline drains after each
+        group. At the end all steps are complete, so that an evaluation or a checkpoint can follow.
         """
         batch_list = [list(batch) for batch in batches]
         if not is_asynchronous(self.plan):
@@ -259,13 +259,13 @@ class Trainer:
         return losses
 
     def part(self, *batch: Tensor) -> list[Tensor]:
-        """This rank's part of each tensor of a whole batch: a data loader needs to read only this part."""
+        """Returns this rank's part of each tensor of a whole batch; a data loader may read it alone."""
         return self.step_runner.batch_cutter.part(batch)
 
     # -- evaluation ------------------------------------------------------------------------------------
 
     def evaluate(self, *batch: Tensor, outputs: bool = False) -> Any:
-        """The loss of a batch in evaluation mode; with `outputs`, also the module's whole outputs."""
+        """Returns the loss of a batch in evaluation mode or, with `outputs`, (loss, full outputs)."""
         self.executor.synchronize()
         if self._evaluation is None or not self._evaluation.fits(batch):
             self._evaluation = Evaluation(self.setup, self.executor, self.state, batch)
@@ -274,7 +274,7 @@ class Trainer:
     # -- checkpoints -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Full parameters and buffers under the module's own names, on every rank's CPU."""
+        """Returns full parameters and buffers under the module's own names, on every rank's CPU."""
         return self.state.module_state()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -282,7 +282,7 @@ class Trainer:
         self.state.load_module_state(state)
 
     def optimizer_state_dict(self) -> dict[str, Any]:
-        """All that a run needs, in addition to `state_dict`, to continue as if it had not been stopped.
+        """Returns all that a run needs, with `state_dict`, to continue as if it had not been stopped.
 
         "state": the full optimizer state by parameter name; "param_groups": the options of the optimizer,
         with current learning rates and with parameter names; "steps" and "seed": dropout masks depend on
@@ -293,7 +293,7 @@ class Trainer:
         return {**saved, "steps": self.steps, "seed": self.executor.input_feeder.seed}
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues a run from the result of its `optimizer_state_dict`; the plan may be another one."""
+        """Loads the result of `optimizer_state_dict`, to continue a run; the plan may be another one."""
         wanted = ("state", "param_groups", "steps", "seed")
         if missing := next((key for key in wanted if key not in state), None):
             raise InputError(
@@ -306,7 +306,7 @@ class Trainer:
         self.step_runner.set_seed(state["seed"])
 
     def _refuse_unfinished(self, steps: int) -> None:
-        """Raises InputError between two updates: a state does not contain accumulated gradients."""
+        """Raises InputError if gradients have been accumulated since the last update: a state has none."""
         if steps % self.step_runner.accumulate:
             raise InputError(
                 f"step {steps} is in the middle of {self.step_runner.accumulate} that are accumulated, and "

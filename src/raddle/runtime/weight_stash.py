@@ -46,7 +46,7 @@ class WeightStash:
         self.uses: list[WeightUse] = []  # the log
 
     def weights_for(self, slots: Sequence[Any], action: Forward) -> list[Tensor]:
-        """Autograd leaves with the weights that a forward uses, in the order of `call.weights`."""
+        """Returns autograd leaves with the weights that a forward uses, in the order of `call.weights`."""
         call = action.call
         leaves = []
         for index, slot in enumerate(call.weights):
@@ -70,17 +70,18 @@ class WeightStash:
         return leaves
 
     def release(self, slots: Sequence[Any], call: Call, weights: Iterable[Tensor]) -> None:
-        """Called when a backward no longer needs its weights."""
+        """Notes that a backward no longer needs its weights."""
         for slot, leaf in zip(call.weights, weights, strict=True):
             if leaf.data_ptr() == slots[slot].data_ptr():  # the parameter still has this memory
                 self.pending_backwards[slot] -= 1
 
     def end_step(self, step: int) -> None:
-        """Called after the last action of a step."""
+        """Forgets the first uses of weights in a step that has ended."""
         for key in [first_key for first_key in self.first_used if first_key[0] == step]:
             del self.first_used[key]
 
     def add_gradient(self, step: int, slot: int, gradient: Tensor) -> None:
+        """Adds to the gradient of a parameter in a step."""
         accumulated = self.grads.get((step, slot))
         self.grads[step, slot] = gradient if accumulated is None else accumulated + gradient
 
@@ -96,7 +97,7 @@ class WeightStash:
     def stash_before_update(
         self, action: UpdateParameters, parameters: Sequence[torch.nn.Parameter]
     ) -> None:
-        """Called before an update: gives parameters new memory if their old weights are still needed."""
+        """Gives parameters new memory before an update, if their old weights are still needed."""
         for slot, parameter in zip(action.slots, parameters, strict=True):
             version = self.update_counts.get(slot, 0)
             is_stashed = slot in action.stashed and not self.latest

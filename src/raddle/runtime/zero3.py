@@ -3,8 +3,8 @@
 Each rank has its own shard (rows of the parameter) in a separate tensor, which the optimizer updates.
 Segments use a gathered parameter: a tensor whose storage is freed after use and allocated again before the
 next use. Autograd saves this tensor for the backward, not a copy of it, so the backward finds the newly
-gathered values. They are written through `.data`, which autograd does not count as a change; this is
-correct, as the values are those of the forward.
+gathered values. They are written through `.data`, so autograd does not refuse the backward because of a
+changed tensor; this is correct, as the values are those of the forward.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GatheredParameters:
         return tensor
 
     def storage_addresses(self, slots: Iterable[int]) -> set[int]:
-        """Storage addresses of the gathered parameters in these slots; asserts that they have memory."""
+        """Returns the storage addresses of the gathered parameters in these slots; all must have memory."""
         gathered_slots = [s for s in slots if s in self.by_slot] if self.by_slot else []
         storages = [self.slots[s].untyped_storage() for s in gathered_slots]
         for slot, storage in zip(gathered_slots, storages, strict=True):

@@ -1,5 +1,6 @@
 """Builds the buckets in which a device all-reduces gradients, and the actions that start them.
 
+A bucket is a group of gradients that are all-reduced together, as in DDP. `build_actions` calls this file.
 A Reduce is the instruction that all-reduces gradients of some parameters. Each parameter has regions: boxes
 with the devices that hold them (program/program.py). Regions on the same devices share a bucket.
 """
@@ -33,7 +34,7 @@ class BucketBuilder:
     def build(
         self, i: Reduce | Gather, tag: int
     ) -> Sequence[StartAllReduce | StartReduceScatter | StartReplicaSum | StartGather]:
-        """The actions of a collective that this device takes part in.
+        """Returns the actions that start a collective, if this device takes part in it.
 
         tag: the number of this transfer, the same on all ranks (build_actions.py).
         """
@@ -46,7 +47,7 @@ class BucketBuilder:
         )
 
     def _all_reduce(self, reduce: Reduce, tag: int) -> list[StartAllReduce]:
-        """Makes one bucket for each group of devices and dtype that this device takes part in.
+        """Makes one bucket for each group of devices and dtype; returns the actions that start them.
 
         tag: the number of this transfer, the same on all ranks (build_actions.py).
         """

@@ -1,7 +1,8 @@
-"""Builds the actions that update module buffers; notes which of them this device saves in checkpoints.
+"""Builds the actions that update module buffers; notes the boxes that this device saves in checkpoints.
 
-A buffer is that of a module, for example a running mean. `graph.updates`: buffer -> the value that is its
-new content. The slot table knows the slots of the boxes that this device holds.
+A buffer is a tensor that a module registers with register_buffer, for example a running mean.
+`graph.updates`: buffer -> the value that is its new content. The slot table knows the slots of the boxes
+that this device holds.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ class BufferUpdateBuilder:
         self.current_boxes: dict[str, list[Box]] = {}  # buffer -> boxes that this device saves
 
     def build(self, names: Collection[str], key: Key) -> list[UpdateBuffers]:
-        """An update of the buffers whose new values are among `names`, from the boxes that are here.
+        """Returns one action that updates the buffers whose new values are among `names`.
 
-        key: the step and micro-batch of the new values. The list is empty if there is nothing to update,
-        else it has one action.
+        It uses the boxes of these values that are on this device; the list is empty if there are none.
+        key: the step and micro-batch of the new values.
         """
         action = UpdateBuffers(key)
         for buffer, value in self.program.graph.updates.items():  # value: the new content
             box_slots = self.slot_table.box_slots(key, value) if value in names else []
             if not box_slots:
                 continue
-            ((full, slot),) = self.slot_table.persistent[buffer]
-            if len(box_slots) == 1 and box_slots[0][0] == full:
+            ((full_box, slot),) = self.slot_table.persistent[buffer]
+            if len(box_slots) == 1 and box_slots[0][0] == full_box:
                 action.full_updates.append((slot, box_slots[0][1]))
             else:
                 action.partial_updates.append((slot, list(box_slots)))
@@ -43,7 +44,7 @@ class BufferUpdateBuilder:
         return [action] if action.full_updates or action.partial_updates else []
 
     def _is_saved(self, value: str) -> bool:
-        """Whether this device's copy of a buffer is the one that checkpoints save.
+        """Returns whether this device's copy of a buffer is the one that checkpoints save.
 
         Replicas of a stage have separate buffers; those of the workers that run micro-batch 0 are saved.
         """

@@ -49,7 +49,8 @@ class CallBuilder:
             for variant_segments in self.segments
         ]
         self._sent = _sent(program, device)  # for each variant, names of values that are sent
-        # By code key, (variant, segment) or ("merge", operator, variant), and micro-batch
+        # (code key, micro-batch) -> call. A code key identifies a generated function: (variant, segment) or
+        # ("merge", operator, variant).
         self._calls: dict[tuple[object, Key], Call] = {}
         self._read_inputs: set[int] = set()  # slots of batch inputs that already have a Feed
         # (key, phase, segment) -> instructions that its Runs depend on; removed at the first Run
@@ -59,15 +60,15 @@ class CallBuilder:
                 self._waits.setdefault(self._segment_run(i), set()).update(i.deps)
 
     def dependencies_at_first(self, run: Run) -> set[int] | None:
-        """At the first Run of a segment: all instructions that its Runs depend on. At later Runs: None."""
+        """Returns all instructions that the Runs of a segment depend on; at later Runs, None."""
         return self._waits.pop(self._segment_run(run), None)
 
     def _segment_run(self, run: Run) -> tuple[Key, str, int]:
-        """Key, phase ("F", "R", "B" or "W", as in Run) and segment of a Run."""
+        """Returns the key, the phase ("F", "R", "B" or "W") and the number of the segment of a Run."""
         return run.key, run.phase, self.segment_of[run.key.variant][run.op]
 
     def segment(self, number: int, key: Key) -> Call:
-        """The call of a segment in a micro-batch."""
+        """Returns the call of a segment in a micro-batch."""
         ops, code_key = self.segments[key.variant][number], (key.variant, number)
         if (code_key, key) in self._calls:
             return self._calls[code_key, key]
@@ -83,7 +84,10 @@ class CallBuilder:
         return call
 
     def _random_stream(self, ops: Sequence[Op], variant: int) -> str:
-        """The random stream of the attention with native dropout in a segment; "" if there is none.
+        """Returns the random stream of a segment's attention with native dropout; "" if there is none.
+
+        A random stream is a text. With the seed of the micro-batch, it determines the random numbers of a
+        call (execution/random_generator.py). Native dropout: PyTorch's kernel draws the masks itself.
 
         It depends on the tile, not on the device, so copies of a tile on several devices have equal masks.
         A segment has at most one such attention, and a device one tile of it.
@@ -96,7 +100,7 @@ class CallBuilder:
         return ""
 
     def merge(self, merge: Merge) -> Call:
-        """The call of an operator's merge in a micro-batch."""
+        """Returns the call of an operator's merge in a micro-batch."""
         key, code_key = merge.key, ("merge", merge.op, merge.key.variant)
         if (code_key, key) in self._calls:
             return self._calls[code_key, key]
@@ -108,7 +112,7 @@ class CallBuilder:
         return call
 
     def feeds(self, call: Call) -> list[Feed]:
-        """Feeds for the batch inputs that this call reads and no earlier call has read."""
+        """Returns Feeds for the batch inputs that this call reads and no earlier call has read."""
         feeds = []
         for piece in (*call.code.differentiable, *call.code.nondifferentiable):
             if isinstance(piece.tensor_id, str) and self.slot_table.is_input(piece.tensor_id):
@@ -137,7 +141,7 @@ class CallBuilder:
         return call
 
     def _needed_outside(self, ops: Sequence[Op], variant: int) -> set[str]:
-        """Values of a segment that are read outside of it: sent, returned, or read by other segments."""
+        """Returns the values of a segment that are sent, returned, or read by other segments."""
         graph, inside = self.program.graph, {op.name for op in ops}
         computed = {o for op in ops for o in op.outputs}
         outputs = self.program.returned_outputs
@@ -149,7 +153,7 @@ class CallBuilder:
 
 
 def _sent(program: Program, device: int) -> list[set[str]]:
-    """For each variant, the names of the values that a device sends."""
+    """Returns, for each variant, the names of the values that a device sends."""
     sent: list[set[str]] = [set() for _ in program.variants]
     for i in program.instructions:
         if isinstance(i, Move) and any(m.source == device for m in i.messages):

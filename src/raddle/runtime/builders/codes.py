@@ -3,7 +3,8 @@
 A variant is a way in which some micro-batches run (their size, their devices); all micro-batches of a
 variant share the generated code. A key names a micro-batch: its step, its number in the step, and its
 variant. A piece is a box of a tensor. The id of a tensor is the name of a value or, for a partial result,
-(operator, tile, k): its k-th tensor (function_writer.py).
+(operator, tile, k): its k-th tensor (function_writer.py). A number is an integer argument of a function,
+which differs between functions that are otherwise equal.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class CodeBuilder:
     ) -> None:  # fmt: skip
         self.program, self.device, self.place, self.slot_table = program, device, place, slot_table
         self.share = share
-        self._numbers: dict[int, Tensor] = {}  # tensors of numbers
-        self._codes: dict[object, GeneratedCode] = {}
+        self._numbers: dict[int, Tensor] = {}  # number -> the tensor that passes it to functions
+        self._codes: dict[object, GeneratedCode] = {}  # by code key
 
     def segment(
         self,
@@ -49,7 +50,10 @@ class CodeBuilder:
         *,
         in_place: bool,
     ) -> GeneratedCode:
-        """The code of a segment with these operators; other arguments as for CodeGenerator.segment."""
+        """Returns the code of a segment with these operators; generates it at the first call with this key.
+
+        code_key: (variant, number of the segment); needed, in_place: as for CodeGenerator.segment.
+        """
         if code_key not in self._codes:
             # A compiled function that writes to its arguments takes longer to call.
             in_place = in_place and self.share is None
@@ -58,21 +62,21 @@ class CodeBuilder:
         return self._codes[code_key]
 
     def merge(self, code_key: object, op: Op, cells: Sequence[Cell], key: Key) -> GeneratedCode:
-        """The code of an operator's merge."""
+        """Returns the code of an operator's merge. code_key: ("merge", operator, variant)."""
         if code_key not in self._codes:
             code = self._generator(key).merge(op, cells)
             self._codes[code_key] = code if self.share is None else self.share(code)
         return self._codes[code_key]
 
     def tensors_of(self, numbers: Iterable[int]) -> tuple[Tensor, ...]:
-        """The tensors of a code's numbers."""
+        """Returns the tensors that pass these numbers to a function."""
         for n in numbers:
             if n not in self._numbers:
                 self._numbers[n] = torch.tensor(n, dtype=torch.int32, device=self.place)
         return tuple(self._numbers[n] for n in numbers)
 
     def _generator(self, key: Key) -> CodeGenerator:
-        """A code generator that knows the boxes that the device holds in this micro-batch."""
+        """Returns a code generator that knows the boxes that the device holds in this micro-batch."""
 
         def boxes(tensor_id: TensorId) -> list[Box]:
             return [box for box, _ in self.slot_table.box_slots(key, tensor_id)]
@@ -88,7 +92,7 @@ class CodeBuilder:
         )
 
     def _argument_kind(self, key: Key, piece: Piece) -> str:
-        """The kind of a call's argument: "differentiable", "weight" or "nondifferentiable"."""
+        """Returns the kind of a call's argument: "differentiable", "weight" or "nondifferentiable"."""
         tensor_id = piece.tensor_id
         if not self.is_active(tensor_id):
             return "nondifferentiable"
@@ -107,11 +111,11 @@ class CodeBuilder:
         return "differentiable" if computed_here or not starts_own_gradient else "nondifferentiable"
 
     def is_active(self, tensor_id: TensorId) -> bool:
-        """Whether a value needs a gradient or, for partial results, any output of the operator does."""
+        """Returns whether a value, or any output of the operator of a partial result, needs a gradient."""
         return any(name in self.program.active for name in self.value_names(tensor_id))
 
     def value_names(self, tensor_id: TensorId) -> Sequence[str]:
-        """The value with this id; for a partial result, all outputs of its operator."""
+        """Returns the value with this id; for a partial result, all outputs of its operator."""
         return (
             [tensor_id]
             if isinstance(tensor_id, str)

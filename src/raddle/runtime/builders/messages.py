@@ -27,8 +27,8 @@ class MessageBuilder:
     def __init__(self, program: Program, device: int, slot_table: SlotTable) -> None:
         self.program, self.device, self.slot_table = program, device, slot_table
         self._acknowledgements = Acknowledgements(program, device)
-        # (instruction, peer) -> numbers of earlier sends that have arrived when the peer's message of this
-        # instruction is there (acknowledgements.py)
+        # (instruction, peer) -> numbers of earlier sends. They must have arrived when the peer's message of
+        # this instruction arrives (acknowledgements.py).
         self._acknowledged_sends: dict[tuple[int, int], list[int]] = {}
         self._not_awaited: dict[int, list[Receive]] = {}  # instruction -> its receives
         self._send_count = self._receive_count = 0
@@ -36,7 +36,7 @@ class MessageBuilder:
     def build_transfers(
         self, number: int, move: Move, tags: Sequence[int]
     ) -> Sequence[Send | Receive]:
-        """The sends and receives of this device for a Move.
+        """Returns the sends and receives of this device for a Move.
 
         number: the index of the Move in the program; tags: one for each of its messages.
         """
@@ -61,18 +61,18 @@ class MessageBuilder:
         return transfers
 
     def build_awaits(self, number: int) -> list[AwaitMessage]:
-        """Waits for the messages of an instruction to this device; empty if they are already waited for."""
+        """Returns the waits for an instruction's messages to this device; empty if they exist already."""
         return [
             AwaitMessage(receive, self._acknowledged_sends.get((number, receive.peer), []))
             for receive in self._not_awaited.pop(number, [])
         ]
 
     def not_awaited(self) -> list[int]:
-        """Instructions whose messages no action has waited for so far."""
+        """Returns instructions whose messages no action has waited for so far."""
         return list(self._not_awaited)
 
     def _tensor_ids(self, move: Move, message: Message) -> list[TensorId]:
-        """The tensors whose boxes a message carries: one value, or the tensors of a partial result.
+        """Returns the ids of the tensors whose boxes a message has: a value, or a partial result's tensors.
 
         The id of the k-th tensor of a partial result is (operator, tile, k): see function_writer.py.
         """
@@ -86,7 +86,7 @@ class MessageBuilder:
         ]
 
     def _send(self, move: Move, message: Message, tag: int) -> Send:
-        """The send of one message: each box is assembled from the slots that overlap it."""
+        """Returns the send of one message: each box is assembled from the slots that overlap it."""
         delivery, parts = delivery_of(move.kind), []
         for box in message.boxes:
             for tensor_id in self._tensor_ids(move, message):
@@ -113,7 +113,7 @@ class MessageBuilder:
         )
 
     def _receive(self, move: Move, message: Message, tag: int) -> Receive:
-        """The receive of one message: each box has a destination."""
+        """Returns the receive of one message; `parts` says where each of its boxes is put."""
         delivery = delivery_of(move.kind)
         parts = [
             delivery.destination(self.slot_table, move.key, tensor_id, box)

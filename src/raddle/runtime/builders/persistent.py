@@ -19,11 +19,11 @@ from raddle.runtime.zero3 import GatheredParameter
 
 
 class PersistentSlots(NamedTuple):
-    """What `add_persistent_slots` returns."""
+    """Lists of persistent slots that need more than their tensor; returned by `add_persistent_slots`."""
 
     updated_slots: list[int]  # slots of parameters that this device updates
     gathered: list[GatheredParameter]  # ZeRO-3: gathered before each use, released after it
-    shard_views: list[ShardView]  # ZeRO-2: what this device updates
+    shard_views: list[ShardView]  # ZeRO-2: the shards that this device updates
 
 
 def add_persistent_slots(program: Program, device: int, slot_table: SlotTable) -> PersistentSlots:
@@ -59,9 +59,10 @@ def _add_shard(
     program: Program, device: int, slot_table: SlotTable, name: str, region: ParameterRegion,
     gathered: list[GatheredParameter], views: list[ShardView],
 ) -> int:  # fmt: skip
-    """Adds slots for a region of a parameter and for this device's shard; returns that of the shard, or -1.
+    """Adds slots for a region of a parameter and for this device's shard; returns the shard's slot.
 
-    ZeRO-3 adds the region to `gathered`. In ZeRO-2 the shard is a view of it, which is added to `views`.
+    It returns -1 if the device has no shard. ZeRO-3 adds the region to `gathered`. In ZeRO-2 the shard is a
+    view of the region, which is added to `views`.
     """
     shard = region.shard(device)
     if program.gathers_before_use:

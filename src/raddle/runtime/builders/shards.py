@@ -1,8 +1,9 @@
 """Builds the actions that reduce-scatter gradients and all-gather parameters, block by block (ZeRO).
 
 A Reduce or Gather names the parameters of a block, with their regions: boxes with the devices that hold
-them. Regions on the same devices share one flat buffer (program/program.py). With groups of holders
-(HSDP), a device sends within its group, and sums its shards with their replicas in other groups.
+them. Regions on the same devices share one flat buffer (program/program.py). A shard is the rows of a
+region that one holder updates. With groups of holders (HSDP), a device sends within its group, and sums its
+shards with their replicas in other groups.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from raddle.runtime.builders.slot_table import SlotTable
 
 
 class _BlockKey(NamedTuple):
-    """What the regions of a block have in common."""
+    """Properties that all regions of a block have in common."""
 
     devices: tuple[int, ...]  # the group of this device
     replicas: tuple[int, ...]  # the devices with the same shards, or none
@@ -35,7 +36,7 @@ class _BlockKey(NamedTuple):
 
 
 class ShardBuilder:
-    """Builds the actions of one device."""
+    """Builds the reduce-scatters and all-gathers of one device."""
 
     def __init__(self, program: Program, device: int, slot_table: SlotTable) -> None:
         self.program, self.device, self.slot_table = program, device, slot_table
@@ -43,17 +44,17 @@ class ShardBuilder:
         self._numbers: dict[ShardedBlock, int] = {}  # a block is used by several instructions
 
     def reduce_scatter(self, reduce: Reduce, tag: int) -> list[StartReduceScatter]:
-        """The actions of an instruction, one for each group of devices and dtype."""
+        """Returns the reduce-scatters of an instruction, one for each group of devices and dtype."""
         label = f"reduce {reduce.parameters[0]}"
         return [StartReduceScatter(n, tag, label, reduce.key) for n in self._block_numbers(reduce)]
 
     def sum_replicas(self, reduce: Reduce, tag: int) -> list[StartReplicaSum]:
-        """The actions of an instruction: one for each of its reduce-scatters, which came before."""
+        """Returns the sums over replicas: one for each reduce-scatter of the same parameters."""
         label = f"reduce {reduce.parameters[0]}"
         return [StartReplicaSum(n, tag, label, reduce.key) for n in self._block_numbers(reduce)]
 
     def gather(self, gather: Gather, tag: int) -> list[StartGather]:
-        """The actions of an instruction; slot_lifetimes.py says which slots this rank uses."""
+        """Returns the all-gathers of an instruction; slot_lifetimes.py removes slots that are not used."""
         label = f"gather {gather.parameters[0]}"
         return [
             StartGather(n, tag, label, gather.key, tuple(r.slot for r in self.blocks[n].regions))
@@ -61,7 +62,7 @@ class ShardBuilder:
         ]
 
     def _block_numbers(self, collective: Reduce | Gather) -> list[int]:
-        """The blocks of an instruction that this device takes part in."""
+        """Returns the numbers of the blocks of an instruction that this device takes part in."""
         by_group: dict[_BlockKey, list[tuple[str, ParameterRegion]]] = {}
         for name, regions in zip(collective.parameters, collective.regions, strict=True):
             for region in regions:
@@ -86,6 +87,7 @@ class ShardBuilder:
         return numbers
 
     def _block(self, key: _BlockKey, members: list[tuple[str, ParameterRegion]]) -> ShardedBlock:
+        """Returns the block of these regions, which follow each other in its buffer."""
         regions, offset = [], 0
         for name, region in members:
             slots = dict(self.slot_table.persistent[name])

@@ -31,9 +31,9 @@ class SliceBuilder:
         self._submitted: set[str] = set()  # parameters that have a SubmitGradients
 
     def handles(self, i: Instruction) -> bool:
-        """Whether the synchroniser carries out this instruction.
+        """Returns whether the synchroniser carries out this instruction.
 
-        It carries out all all-reduces, updates and messages of slices.
+        If parameters are sliced, it carries out all their messages, all-reduces and updates.
         """
         if not self.program.slices:
             return False
@@ -42,7 +42,7 @@ class SliceBuilder:
         return isinstance(i, Update | Reduce)
 
     def build(self, i: Instruction) -> list[SubmitGradients | StartSliceAllReduce]:
-        """The actions of an instruction that `handles` accepts.
+        """Returns the actions of an instruction that `handles` accepts.
 
         At the first instruction of a parameter, its gradient is complete: it is submitted with all its
         slices. A bundle has its first instruction when the gradients of all its parameters are complete.
@@ -56,7 +56,7 @@ class SliceBuilder:
         return actions
 
     def _slots_to_submit(self, name: str) -> list[int]:
-        """The slots on this device of a parameter; none if they were submitted before."""
+        """Returns the slots on this device of a parameter; none if they were submitted before."""
         if name in self._submitted:
             return []
         self._submitted.add(name)
@@ -85,7 +85,7 @@ class SliceBuilder:
         )
 
     def all_bundles(self) -> list[tuple[int, ...]]:
-        """By bundle, the numbers of its slices."""
+        """Returns, for each bundle, the numbers of its slices."""
         numbers = {s: n for n, s in enumerate(numbered_slices(self.program.slices))}
         return [
             tuple(numbers[s] for s in zip(b.parameters, b.slices, strict=True))
@@ -93,7 +93,7 @@ class SliceBuilder:
         ]
 
     def all_slices(self) -> list[ParameterSlice]:
-        """All slices of the program, in the order of their numbers, which is the same on every rank."""
+        """Returns all slices of the program in the order of their numbers, the same on every rank."""
         program = self.program
         # Parameter -> its place in the order of first use: the smaller, the more urgent.
         priority = program.priority if program.plan.parsed_sync.by_priority else {}
@@ -111,7 +111,7 @@ class SliceBuilder:
 
 
 def parameters_of(i: Instruction) -> tuple[str, ...]:
-    """The parameters that an instruction is about."""
+    """Returns the parameters that an instruction is about."""
     if isinstance(i, Move):
         return i.values
     return i.parameters if isinstance(i, Update | Reduce) else ()

@@ -37,10 +37,8 @@ def mark_dead_slots(actions: Sequence[Action], live: Collection[int]) -> None:
 def mark_releases(actions: Sequence[Action], slots: Collection[int]) -> None:
     """Fills `release` of forwards and backwards: the gathered parameters that are freed after the action.
 
-    And leaves out the slots of gathers that this rank does not use.
-
-    An action frees a parameter if no later action uses it before it is gathered again.
-    slots: those of the gathered ZeRO-3 parameters.
+    An action frees a parameter if no later action uses it before it is gathered again. A gather loses the
+    slots that this rank does not use. slots: those of the gathered ZeRO-3 parameters.
     """
     gathered = set(slots)
     used_later: set[int] = set()  # slots that are used again before they are gathered again
@@ -55,7 +53,7 @@ def mark_releases(actions: Sequence[Action], slots: Collection[int]) -> None:
 
 
 def _slots_of(action: Forward | Send | AwaitMessage | UpdateBuffers | RecordLoss) -> Iterable[int]:
-    """Slots that an action reads or fills, except those of weights, and of gradients in messages."""
+    """Returns the slots that an action reads or fills, except weights and gradients in messages."""
     if isinstance(action, Forward):
         call = action.call
         return [

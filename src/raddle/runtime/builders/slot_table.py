@@ -49,6 +49,7 @@ class SlotTable:
         self._input_sources: dict[tuple[Key, str], SlotSource] = {}  # inputs and seeds
 
     def new_slot(self, box: Box) -> int:
+        """Returns the number of a new slot for a box."""
         self.shapes.append(box.shape)
         return len(self.shapes) - 1
 
@@ -77,7 +78,7 @@ class SlotTable:
         return self._add(self.shards.setdefault(name, []), box)
 
     def input_source(self, key: Key, name: str) -> SlotSource:
-        """The source of a batch input or seed in a micro-batch; its slot is added at the first call."""
+        """Returns the source of a batch input or seed in a micro-batch; the first call adds its slot."""
         if (key, name) not in self._input_sources:
             role = self.graph.values[name].role
             box = self.hulls[key.variant][name] if role == "input" else Box((), ())
@@ -87,10 +88,11 @@ class SlotTable:
         return self._input_sources[key, name]
 
     def is_input(self, tensor_id: TensorId) -> bool:
+        """Returns whether a tensor is an input of the batch or a random seed."""
         return isinstance(tensor_id, str) and self.graph.values[tensor_id].role in ("input", "seed")
 
     def box_slots(self, key: Key, tensor_id: TensorId) -> BoxSlots:
-        """All boxes of a tensor that this device holds, with their slots."""
+        """Returns all boxes of a tensor that this device holds, with their slots."""
         # A tuple is a partial result; the role "op" is that of values which an operator computes.
         if isinstance(tensor_id, tuple) or self.graph.values[tensor_id].role == "op":
             return self.computed.get((key, tensor_id), []) + self.received.get((key, tensor_id), [])
@@ -100,6 +102,7 @@ class SlotTable:
         return self.persistent[tensor_id]
 
     def slot_of(self, key: Key, piece: Piece) -> int:
+        """Returns the slot that holds exactly this piece."""
         return next(slot for box, slot in self.box_slots(key, piece.tensor_id) if box == piece.box)
 
     def _add(self, box_slots: BoxSlots, box: Box) -> int:
@@ -110,7 +113,7 @@ class SlotTable:
 
 
 def read_hulls(variant: Variant, device: int, ops: Iterable[Op] | None = None) -> dict[str, Box]:
-    """Bounding boxes of what a device reads of values that no operator computes: inputs, parameters, ...
+    """Returns value -> bounding box of what a device reads of it, for inputs, parameters and constants.
 
     ops: only what these operators read; None: what all operators read.
     """

@@ -1,4 +1,4 @@
-"""For overlapping steps: which version of each weight a segment uses, and how long old ones are stashed.
+"""Finds, for overlapping steps, the version of each weight that a segment uses, and how long it is stashed.
 
 The version of a weight is the number of updates that it has had. Keeping old versions for forwards that
 still use them is PipeDream's weight stashing. A Run is the instruction of a program that computes one
@@ -28,7 +28,7 @@ class VersionBuilder:
                 self._versions[i.key, i.op] = dict(zip(read[i.op], i.versions, strict=True))
 
     def versions_for(self, call: Call, ops: Sequence[Op]) -> tuple[int, ...]:
-        """The version of each weight of a segment's call.
+        """Returns the version of each weight of a segment's call.
 
         All operators of a segment that read a weight use the same version of it.
         """
@@ -41,10 +41,10 @@ class VersionBuilder:
 def mark_stashed_versions(actions: Iterable[Action]) -> None:
     """Notes in updates which old weights to stash, and in forwards which stashed versions expire."""
     update_counts: dict[int, int] = {}  # slot -> updates so far
-    replaced_by: dict[
-        tuple[int, int], UpdateParameters
-    ] = {}  # (slot, version) -> update that ends it
-    last_uses: dict[tuple[int, int], Forward] = {}  # (slot, version) -> last use after replacement
+    # (slot, version) -> the update that replaces this version by the next one
+    replaced_by: dict[tuple[int, int], UpdateParameters] = {}
+    # (slot, version) -> the last forward that uses this version after it was replaced
+    last_uses: dict[tuple[int, int], Forward] = {}
     for action in actions:
         if isinstance(action, UpdateParameters):
             for slot in action.slots:

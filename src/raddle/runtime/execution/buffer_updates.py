@@ -1,4 +1,7 @@
-"""Carries out UpdateBuffers: module buffers, for example running statistics, get their new values."""
+"""Carries out UpdateBuffers: module buffers, for example running statistics, get their new values.
+
+The new values are in slots: numbered places for tensors (actions.py).
+"""
 
 from __future__ import annotations
 

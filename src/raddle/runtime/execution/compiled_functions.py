@@ -1,5 +1,6 @@
 """Runs the generated functions of calls as they are, or compiled by torch.compile.
 
+A call is a generated function for some operators in one micro-batch, with its arguments (actions.py).
 A function is compiled once for each way in which it is called (with and without gradients), before its
 first call, always as one graph. What cannot be compiled runs as it is, and a warning names it.
 """
@@ -34,7 +35,7 @@ class NotCompiled(UserWarning):
 
 
 def compile_mode(choice: bool | str, place: torch.device) -> str | None:
-    """The mode of torch.compile, or None: functions are not compiled.
+    """Returns the mode of torch.compile, or None: functions are not compiled.
 
     choice: one of COMPILE_CHOICES; "auto" compiles on GPUs.
     """
@@ -58,7 +59,7 @@ def compile_mode(choice: bool | str, place: torch.device) -> str | None:
 
 
 def _missing_compiler(place: torch.device) -> str:
-    """What torch.compile's own backend needs on a device and does not find; "": nothing."""
+    """Returns what the backend inductor needs on a device and does not find; "" if nothing is missing."""
     if place.type == "cuda":
         return "" if importlib.util.find_spec("triton") else "triton"
     default = "clang++" if sys.platform == "darwin" else "g++"
@@ -67,9 +68,9 @@ def _missing_compiler(place: torch.device) -> str:
 
 
 class CompiledFunctions:
-    """The functions of one rank's calls, compiled if `mode` is a mode of torch.compile.
+    """The functions of one rank's calls, compiled if `mode` is a mode of torch.compile, not None.
 
-    backend: of torch.compile; tests use others than its default.
+    backend: the backend of torch.compile; tests use others than its default.
     seconds: the time that compiling took so far, with the first execution of what was compiled.
     """
 
@@ -77,17 +78,18 @@ class CompiledFunctions:
         self, mode: str | None = None, *, backend: str | Callable[..., Any] = "inductor"
     ) -> None:
         self.mode, self.backend, self.seconds = mode, backend, 0.0
-        self._shared: dict[Hashable, Function] = {}  # by key of their code
+        self._shared: dict[Hashable, Function] = {}  # GeneratedCode.key -> function
+        # Generated function -> what runs instead; if it cannot be compiled, the function itself
         self._compiled: dict[Function, Function] = {}
         # Functions that are ready, with whether gradients are on
         self._ready: set[tuple[Function, bool]] = set()
 
     def share(self, code: GeneratedCode) -> GeneratedCode:
-        """The code with the function of the first equal code: repeated blocks are compiled once."""
+        """Returns the code with the function of the first equal code, so that it is compiled only once."""
         return code._replace(function=self._shared.setdefault(code.key, code.function))
 
     def function_of(self, call: Call) -> Function:
-        """The function that runs a call."""
+        """Returns the function that runs a call."""
         function = call.code.function
         # A split backward runs twice on one forward, which a compiled backward does not allow.
         if self.mode is None or call.split_backward:
@@ -107,7 +109,7 @@ class CompiledFunctions:
             _rehearse(compiled, arguments)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # of any kind: compilers have many
+        except Exception as error:  # compilers raise errors of many kinds
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             message = f"'{call.label}' runs without torch.compile: {reason}"
             warnings.warn(message, NotCompiled, stacklevel=2)
@@ -118,7 +120,7 @@ class CompiledFunctions:
         return compiled(*arguments)
 
     def _wrap(self, function: Function) -> Function:
-        """The function that compiles itself when it is called for the first time."""
+        """Returns the function that compiles itself when it is called for the first time."""
         # torch.compile takes a mode only for its own backend
         mode = self.mode if self.backend == "inductor" else None
         return torch.compile(
@@ -132,13 +134,13 @@ def _rehearse(function: Function, arguments: Sequence[Any]) -> None:
     Otherwise an error of the backward would come when the forward, already compiled, can no longer be
     replaced. Generators of random numbers are restored.
     """
-    places = {a.device for a in arguments if isinstance(a, Tensor) and a.device.type == "cuda"}
-    with torch.random.fork_rng(places):
+    gpus = {a.device for a in arguments if isinstance(a, Tensor) and a.device.type == "cuda"}
+    with torch.random.fork_rng(gpus):
         results = [r for r in function(*arguments) if r.requires_grad]
         inputs = [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
         # A backward never runs under autocast.
-        kind = arguments[0].device.type if arguments else "cpu"
-        with torch.autocast(kind, enabled=False):
+        device_type = arguments[0].device.type if arguments else "cpu"
+        with torch.autocast(device_type, enabled=False):
             if results:
                 gradients = [torch.zeros_like(r) for r in results]
                 torch.autograd.grad(results, inputs, gradients, allow_unused=True)

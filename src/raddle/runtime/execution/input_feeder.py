@@ -1,4 +1,7 @@
-"""Carries out Feed: puts this rank's parts of the batch, and seeds of random numbers, into their slots."""
+"""Carries out Feed: puts this rank's parts of the batch, and seeds of random numbers, into their slots.
+
+A slot is a numbered place for a tensor (actions.py).
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ class InputFeeder:
             self._fill(action)
 
     def seed_of(self, key: Key) -> int:
-        """The seed of a micro-batch. key: its step within the run, and its number."""
+        """Returns the seed of a micro-batch. key: its step within the run, and its number.
+
+        The factor is larger than any number of micro-batches, so all micro-batches have different seeds.
+        """
         return self.seed + 1_000_003 * (self._step + key.step) + key.micro_batch
 
     def _fill(self, action: Feed) -> None:

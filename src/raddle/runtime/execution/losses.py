@@ -1,4 +1,7 @@
-"""Carries out RecordLoss: collects losses of micro-batches and gives every rank the loss of the step."""
+"""Carries out RecordLoss: collects losses of micro-batches and gives every rank the loss of the step.
+
+In a pipeline only the last stage computes the loss, so one of its ranks broadcasts it.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ class Losses:
         )
 
     def _local_losses(self) -> Tensor:
-        """This rank's part of the loss of each step."""
+        """Returns this rank's part of the loss of each step."""
         total = torch.zeros(self.steps, dtype=self.dtype, device=self.store.place)
         for step, loss in self._recorded:
             total[step] += loss

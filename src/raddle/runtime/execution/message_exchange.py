@@ -60,10 +60,10 @@ class Messages:
         """Packs and sends a message."""
         delivery = action.delivery
         if delivery.only_with_update and not self._updating:
-            return  # nor are the other messages of its Move sent
+            return  # no message of its Move is sent then
         if self.transport.early_receives and action.posted_before is not None:
-            # gloo sends only what the receiver has announced. An announcement that queues behind a large
-            # message in the other direction would let the two directions of a link work in turn.
+            # gloo sends a message only after the receiver has announced its buffer. If the announcement
+            # waited behind a large message of this rank, the two directions of a link would take turns.
             receive = action.posted_before
             self._receives_of(receive.key.step).ensure_posted(receive)
         tensors = [self._assembled(part, action) for part in action.parts]
@@ -135,7 +135,7 @@ class Messages:
         )
 
     def _assembled(self, part: MessagePart, action: Send) -> Tensor:
-        """The tensor of one box of a message: a value, or a gradient."""
+        """Returns the tensor of one box of a message: a value, or a gradient."""
         store = self.store
         if action.delivery.sends_gradients:
             tensors = [store.gradient_or_zeros(s, action.dtype) for s in part.slots]

@@ -72,19 +72,19 @@ class ParameterUpdater:
         """Called after the last action of a step."""
 
     def synchronize(self) -> None:
-        """Waits for transfers of parameters that go on after a step; here there are none."""
+        """Waits for transfers of parameters that go on after a step; only ZeRO has such transfers."""
 
     def await_weights(self, call: Call) -> None:
-        """Waits until the weights of a call are there; here they always are."""
+        """Waits until the weights of a call are in their slots; without sharding they always are."""
 
     def weight_uses(self) -> list[WeightUse]:
-        """The log of used weight versions; empty unless steps overlap."""
+        """Returns the log of used weight versions; empty unless steps overlap."""
         return []
 
     # -- called by Segments ----------------------------------------------------------------------------
 
     def weights_for(self, action: Forward) -> list[Tensor]:
-        """The weights that a forward runs on, in the order of `call.weights`."""
+        """Returns the weights that a forward runs on, in the order of `call.weights`."""
         slots = self.store.slots
         return [slots[s] for s in action.call.weights]
 
@@ -109,7 +109,7 @@ class ParameterUpdater:
             store.with_gradient.add(slot)
 
     def accumulated_gradient(self, call: Call, slot: int) -> Tensor | None:
-        """The gradient of earlier micro-batches, which becomes `.grad` so that autograd adds to it."""
+        """Returns the gradient of earlier micro-batches; it becomes `.grad`, to which autograd adds."""
         view = self._bucket_views.get(slot)
         if view is None:
             return self.store.grads[slot]
@@ -127,7 +127,7 @@ class ParameterUpdater:
 
     @property
     def handlers(self) -> dict[type, Callable[[Any], None]]:
-        """By kind of action: what carries it out. The other kinds do not occur with this updater."""
+        """Kind of action -> the method that carries it out, for the kinds that this updater gets."""
         return {StartAllReduce: self.start_all_reduce, UpdateParameters: self.update_parameters}
 
     def start_all_reduce(self, action: StartAllReduce) -> None:
@@ -160,7 +160,7 @@ class ParameterUpdater:
 
 
 def with_strides_of(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """A gradient with the strides of its parameter, as autograd gives to `.grad`.
+    """Returns a gradient with the strides of its parameter, as autograd gives to `.grad`.
 
     A compiled backward may lay the gradient of a convolution's weight out channels-last. One such gradient
     would make a fused optimizer launch a kernel for each parameter.

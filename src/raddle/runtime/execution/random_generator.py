@@ -4,8 +4,8 @@ A fused attention kernel draws from the default generator of its device. The gen
 call, from the seed of the micro-batch and the call's random stream. So a recomputed forward draws the same
 numbers again, as does every run with the same plan and seed. Autograd saves what the backward needs.
 
-The state of a generator is in the memory of the CPU, also that of a GPU's generator: setting it waits for
-nothing. It is set outside of compiled functions, which could not do it.
+The state of a generator is in the memory of the CPU, also that of a GPU's generator: setting it does not
+wait for the GPU. It is set outside of compiled functions, because they cannot set it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOCK = threading.Lock()
 
 
 def generator_seed(seed: int, stream: str) -> int:
-    """The seed of the generator for a call. seed: of the micro-batch; stream: `Call.random_stream`."""
+    """Returns the generator's seed for a call, from the micro-batch's seed and `Call.random_stream`."""
     digest = hashlib.blake2b(f"{seed} {stream}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 

@@ -1,10 +1,12 @@
-"""Carries out Forward and Backward.
+"""Carries out Forward and Backward: runs the generated functions, and autograd through them.
 
 Each segment has its own autograd graph: it runs on new leaf tensors, and its backward puts the gradients of
 these leaves into slots. So gradients pass from segment to segment through slots, not through autograd.
 
 A call is a generated function, for a segment or a merge, in one micro-batch (actions.py); its arguments are
-slots: `differentiable` (activations that get a gradient), `weights` and `nondifferentiable`.
+slots: `differentiable` (activations that get a gradient), `weights` and `nondifferentiable`. A gradient
+edge stands for a result in autograd's graph (torch.autograd.graph.get_gradient_edge); it does not keep the
+result's tensor in memory.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Segments:
         self._used_gradients: dict[int, tuple[list[Any], list[Tensor]]] = {}
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """The context in which functions run forward: autocast, if the user asked for it."""
+        """Returns the context in which functions run forward: autocast, if the user asked for it."""
         if self.autocast is None:
             return nullcontext()
         # Autocast's cache of casted weights would keep ZeRO-3 parameters after they are released.
@@ -57,7 +59,7 @@ class Segments:
         return torch.autocast(self.store.place.type, dtype=self.autocast, cache_enabled=use_cache)
 
     def _generator(self, call: Call) -> AbstractContextManager[Any]:
-        """The context in which a call draws random numbers: with the generator set, if it needs one."""
+        """Returns the context in which a call draws random numbers; it sets the generator, if needed."""
         if not call.random_stream:
             return nullcontext()
         seed = generator_seed(self.seed_of(call.key), call.random_stream)
@@ -132,7 +134,7 @@ class Segments:
         return tuple(r.to(t) for r, t in zip(results, call.dtypes, strict=True))
 
     def _run_backward(self, call: Call) -> None:
-        """Phase "B": gradients of activations and, unless the backward is split, of weights."""
+        """Runs phase "B": gradients of activations and, unless the backward is split, of weights."""
         store = self.store
         self.updater.await_weights(call)
         store.gathered.storage_addresses(call.weights)  # asserts that the weights are gathered
@@ -154,7 +156,7 @@ class Segments:
             self.updater.release_weights(call, weights)
 
     def _weight_gradients(self, call: Call) -> None:
-        """Phase "W": gradients of weights only, after phase "B", if there was one."""
+        """Runs phase "W": computes gradients of weights only. Phase "B", if there is one, ran before."""
         _, weights, edges, result_slots = self.saved.pop(call.number)
         used_gradients = self._used_gradients.pop(call.number, None)
         edges, result_gradients = (

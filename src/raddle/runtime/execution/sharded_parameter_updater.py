@@ -3,7 +3,8 @@
 The gradients of a block are packed into one flat buffer and reduce-scattered; the optimizer updates the
 shards at the end of the step; the parameters of a block are gathered in one flat buffer. With ZeRO-2 this
 happens after the update, and the next forward waits for it; with ZeRO-3 before each use. If shards have
-replicas on other ranks (HSDP), the sums of a block are all-reduced over them after its reduce-scatter.
+replicas on other ranks (HSDP), the sums of a block are all-reduced over them after its reduce-scatter. A
+block is some operators whose parameters share a buffer; ShardedBlock (actions.py) draws the buffer.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from raddle.transport.base import Pending, Transport
 class ShardedParameterUpdater(ParameterUpdater):
     """The gradients, shards and gathers of one rank's parameters.
 
-    updated_slots: of shards, and of parameters that no other rank has. zero3: whether parameters are
-    gathered before each use.
+    updated_slots: of shards, and of parameters that no other rank has. views: ZeRO-2's shards, which are
+    views of parameters. zero3: whether parameters are gathered before each use.
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class ShardedParameterUpdater(ParameterUpdater):
         super().__init__(store, transport, updated_slots)
         self.blocks, self.views, self.zero3 = blocks, views, zero3
         self._updating = True
-        # By block that was reduce-scattered in this step, the buffer that receives the sums of the shards.
+        # Block that was reduce-scattered in this step -> the buffer that receives the sums of the shards
         self._sums: dict[int, Tensor] = {}
-        # Reduce-scatters in flight, which keep full buffers alive, with their blocks.
+        # (block, its reduce-scatter) of those in flight, which keep full buffers in memory
         self._pending_scatters: deque[tuple[int, Pending]] = deque()
         self._pending_replica_sums: list[Pending] = []
-        self._gathers: dict[int, _PendingGather] = {}  # by slot, the last gather of it
+        # Slot -> the gather in flight that fills it; a gather without slots has the key -1 - its block
+        self._gathers: dict[int, _PendingGather] = {}
 
     def load(self) -> None:
         """Called when parameters are in their slots: makes the views that the optimizer updates."""
@@ -63,7 +65,7 @@ class ShardedParameterUpdater(ParameterUpdater):
         self._updating = updating
 
     def end_step(self, step: int) -> None:
-        if self.zero3:  # what no call of this rank has used
+        if self.zero3:  # wait for gathers that no call of this rank has waited for
             self.synchronize()
 
     def weights_for(self, action: Forward) -> list[Tensor]:
@@ -92,17 +94,17 @@ class ShardedParameterUpdater(ParameterUpdater):
         }
 
     def start_reduce_scatter(self, action: StartReduceScatter) -> None:
-        """Packs the gradients of a block, and starts to sum them; no gradient counts as zero."""
+        """Packs the gradients of a block and starts to sum them; a missing gradient counts as zero."""
         block, store = self.blocks[action.block], self.store
         full = self._new_buffer(block, len(block.devices))
         parts = full.view(len(block.devices), -1)
         for region in block.regions:
             gradient = store.grads[region.slot]
-            place = parts[:, region.offset : region.offset + region.shard_elements]
+            shards = parts[:, region.offset : region.offset + region.shard_elements]
             if gradient is None:
-                place.zero_()
+                shards.zero_()
             else:
-                _write_parts(place, gradient)
+                _write_parts(shards, gradient)
             store.clear_gradient(region.slot)
         shard = self._new_buffer(block, 1)
         while len(self._pending_scatters) >= MOST_SCATTERS:
@@ -123,6 +125,7 @@ class ShardedParameterUpdater(ParameterUpdater):
         )
 
     def _await_oldest_scatter(self) -> None:
+        """Waits for the reduce-scatter that started first."""
         _, pending = self._pending_scatters.popleft()
         pending.wait()
 
@@ -141,7 +144,7 @@ class ShardedParameterUpdater(ParameterUpdater):
             block.devices, action.tag, shard, full, action.label
         )
         gather = _PendingGather(block, pending, full, action.slots)
-        for slot in action.slots or (-1 - action.block,):  # a key of its own if this rank uses none
+        for slot in action.slots or (-1 - action.block,):
             self._gathers[slot] = gather
 
     def update_parameters(self, action: UpdateParameters) -> None:
@@ -185,11 +188,11 @@ class ShardedParameterUpdater(ParameterUpdater):
                     _read_parts(
                         parts[:, region.offset : region.offset + region.shard_elements], target
                     )
-        for slot in [s for s, other in self._gathers.items() if other is gather]:
+        for slot in [s for s, pending in self._gathers.items() if pending is gather]:
             del self._gathers[slot]
 
     def _new_buffer(self, block: ShardedBlock, parts: int) -> Tensor:
-        """A flat buffer; zeros, as the padding of shards is sent too."""
+        """Returns a flat buffer for so many parts of a block. It is zero, as padding is sent too."""
         return torch.zeros(parts * block.shard_elements, dtype=block.dtype, device=self.store.place)
 
 
@@ -203,7 +206,10 @@ class _PendingGather:
 
 
 def _write_parts(parts: Tensor, source: Tensor) -> None:
-    """Writes a tensor into the shards of a buffer: row k of `parts` gets its k-th piece of equal size."""
+    """Writes a tensor into the shards of a buffer: row k of `parts` gets the k-th piece of the tensor.
+
+    All pieces have the size of a row; the last ones may be shorter or empty.
+    """
     flat, (_, size) = source.detach().reshape(-1), parts.shape
     whole = flat.numel() // size if size else 0
     parts[:whole].copy_(flat[: whole * size].view(whole, size))

@@ -1,4 +1,6 @@
-"""The parameter updater for parameters that are synchronised slice by slice (parameter servers, P3, ZeRO).
+"""The parameter updater for parameters that are synchronised slice by slice (parameter servers, P3).
+
+A slice is a range of rows of a parameter; a bundle is slices that are synchronised together.
 
 Complete gradients are submitted (passed to the ParameterSync) during the backward. If slices have
 priorities (P3), the rank does not wait at the end of a step: each forward waits only until its own weights
@@ -55,7 +57,7 @@ class SlicedParameterUpdater(ParameterUpdater):
         }
 
     def submit_gradients(self, action: SubmitGradients) -> None:
-        """Submits complete gradients; parameters without one submit zeros."""
+        """Submits complete gradients; for parameters without a gradient it submits zeros."""
         for slot in action.slots:
             gradient = self.store.grads[slot]
             if gradient is None:
@@ -64,9 +66,9 @@ class SlicedParameterUpdater(ParameterUpdater):
             self.store.clear_gradient(slot)
 
     def start_slice_all_reduce(self, action: StartSliceAllReduce) -> None:
-        """Starts the all-reduce of one slice, with the sync kind p3:collective.
+        """Starts the all-reduce of one bundle of slices, with the sync kind p3:collective.
 
-        It has no servers: each rank with a copy of the slice updates the copy after the all-reduce.
+        This kind has no servers: each rank with a copy of a slice updates the copy after the all-reduce.
         """
         self._loaded_sync.start_slice_all_reduce(action.number)
 

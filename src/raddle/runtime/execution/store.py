@@ -75,7 +75,7 @@ class Store:
         return gradient
 
     def gradient_or_zeros(self, slot: int, dtype: torch.dtype) -> Tensor:
-        """The gradient of a slot; zeros of this dtype if it has none."""
+        """Returns the gradient of a slot; zeros of this dtype if it has none."""
         gradient = self.grads[slot]
         if gradient is None:
             return torch.zeros(self.shapes[slot], dtype=dtype, device=self.place)
