@@ -67,7 +67,7 @@ def program_of(graph: Graph, boxes: dict[str, list[Box]]) -> Program:
         op.name: Irregular(tuple(Tile(box, 0) for box in boxes.get(op.name, [op.space.full])))
         for op in graph.ops
     }
-    return lower(graph, Plan(tiles, devices=1), train=False)
+    return lower(graph, Plan(tiles, devices=1, dropout="exact"), train=False)
 
 
 def generator_of(program: Program, place: str) -> CodeGenerator:
