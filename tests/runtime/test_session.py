@@ -452,7 +452,10 @@ def test_raddle_run_becomes_torchrun(plan: Any) -> None:
     ("words", "sentence"),
     [
         (["nowhere.json", "--local"], "there is no plan file 'nowhere.json'"),
-        (["PLAN", "--device", "cpu"], "the plan needs 2 ranks, which would share the CPU of this machine"),
+        (
+            ["PLAN", "--device", "cpu"],
+            "the plan needs 2 ranks, which would share the CPU of this machine",
+        ),
         (["PLAN", "--local", "--warmup", "20"], "--warmup 20 leaves none of 20 steps"),
         (["PLAN", "--local", "--backend", "mpi"], "argument --backend: invalid choice"),
         (["PLAN", "--local", "--trace", "no/such/t.gz"], "there is no folder for"),
