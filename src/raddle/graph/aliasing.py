@@ -43,14 +43,14 @@ def refuse_shared_memory(
         written_name = next((name for name in pair if name in written), None)
         if written_name is None:
             continue
-        other = pair[1] if written_name == pair[0] else pair[0]
-        if other in constant_names:
+        other_name = pair[1] if written_name == pair[0] else pair[0]
+        if other_name in constant_names:
             raise InputError(
                 f"the model or its loss uses '{written_name}' through a variable of its own, and a graph "
                 "would hold a copy that never changes: use the module's attribute in each call instead."
             )
         raise InputError(
-            f"a step writes to '{written_name}', which shares memory with '{other}': "
+            f"a step writes to '{written_name}', which shares memory with '{other_name}': "
             "keep them in tensors of their own."
         )
 

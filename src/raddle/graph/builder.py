@@ -258,6 +258,7 @@ class Builder:
         self._names = names
 
     def _name(self, suffix: str | None, kind: str) -> str:
+        """Returns a name for the next operator; see `emit`."""
         if self._composite_name is not None and suffix == "":
             return self._composite_name
         # A constant gets the kind in its name: the plain name is for the module's main operator.

@@ -90,13 +90,13 @@ def _run_op(op: Op, boxes: Sequence[Box], pieces: dict[str, Pieces], device: tor
     for name in op.outputs:
         pieces[name] = []
     if not any(op.space.is_partial(box) for box in boxes):
-        for outs, tensors in zip(produced, results, strict=True):
-            for name, out, tensor in zip(op.outputs, outs, tensors, strict=True):
-                pieces[name].append((out, tensor))
+        for output_boxes, tensors in zip(produced, results, strict=True):
+            for name, output_box, tensor in zip(op.outputs, output_boxes, tensors, strict=True):
+                pieces[name].append((output_box, tensor))
         return
     # Partial results overlap. A cell is a box of the output; its owners are the numbers of the boxes that
     # have a part of its sum.
-    for cell, owners in cells([outs[0] for outs in produced]):
+    for cell, owners in cells([output_boxes[0] for output_boxes in produced]):
         parts = [tuple(t[cell.slices_within(produced[i][0])] for t in results[i]) for i in owners]
         complete = len(owners) == 1 and not op.space.is_partial(boxes[owners[0]])
         tensors = parts[0] if complete else merge_partials(op, parts, [boxes[i] for i in owners])

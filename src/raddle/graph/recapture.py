@@ -1,4 +1,7 @@
-"""Captures a module again for another number of samples: the last micro-batch may be smaller."""
+"""Captures a module again for another number of samples: the last micro-batch of a step may be smaller.
+
+A graph has fixed sizes, so every number of samples needs its own graph (`Graph.for_batch`).
+"""
 
 from __future__ import annotations
 

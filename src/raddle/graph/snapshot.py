@@ -86,9 +86,9 @@ class _Snapshot:
             states = [*value.parameters(recurse=False), *value.buffers(recurse=False)]
             self._states.update(map(id, states))
         if isinstance(value, (dict, list, set, deque)):
-            return [(held, in_module) for held in self._save_container(value)]
+            return [(item, in_module) for item in self._save_container(value)]
         if isinstance(value, (tuple, frozenset)):
-            return [(held, in_module) for held in value]
+            return [(item, in_module) for item in value]
         if (restore_generator := _save_generator(value)) is not None:
             self.restores.append(restore_generator)
             return ()
@@ -96,7 +96,7 @@ class _Snapshot:
             return ()
         in_module = in_module and isinstance(value, nn.Module)
         self.restores.append(_save_class(value))
-        return [(held, in_module) for held in self._save_container(vars(value))]
+        return [(item, in_module) for item in self._save_container(vars(value))]
 
     def _save_container(self, container: Any) -> Sequence[Any]:
         content = _ContainerSnapshot(container)
@@ -104,6 +104,10 @@ class _Snapshot:
         return content.values
 
     def _save_tensor(self, tensor: Tensor, in_module: bool) -> None:
+        """Saves requires_grad and the gradient of a tensor; also its values, if it is kept in a module.
+
+        The values of parameters and buffers are not saved.
+        """
         requires_grad, gradient = tensor.requires_grad, tensor.grad if tensor.is_leaf else None
         saved_values = None
         if in_module and id(tensor) not in self._states and not tensor.is_meta:

@@ -220,6 +220,7 @@ def _parse_space(
     tables: tuple[tuple[str, tuple[Range, ...]], ...],
     flops_per_point: int,
 ) -> Space:
+    """Does what `parse_space` says, with arguments that can be cached."""
     assign = _ASSIGN.search(notation)
     assert assign is not None, f"no assignment in '{notation}'"
     # tokens: the index expressions of one output or operand, such as n and c//cg*kg+k

@@ -1,4 +1,8 @@
-"""Exports a module with its loss by torch.export; refuses custom backwards and hooks, which it drops."""
+"""Exports a module with its loss by torch.export, the first step of a capture (capture.py).
+
+torch.export drops custom autograd functions and hooks on gradients without a word, so they are refused
+here.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +47,7 @@ class StepModule(nn.Module):
         self.training = model.training
 
     def forward(self, *tensors: Any) -> Any:
+        """Runs the module, and the loss if there is one; refuses a module that changes requires_grad."""
         inputs, targets = tensors[: self.input_count], tensors[self.input_count :]
         buffers = [
             (m, k, b) for m in self.model.modules() for k, b in m.named_buffers(recurse=False)

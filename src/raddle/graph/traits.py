@@ -1,4 +1,8 @@
-"""Properties of operator kinds that their index notation does not say: for costs, memory and searches."""
+"""Properties of operator kinds that their index notation does not say: for costs, memory and searches.
+
+A file in ops/ gives them to `declare` with each operator kind, for example Traits(SavedTensors.INPUTS) for
+an operator whose backward needs its inputs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Matches the operators of two graphs of one module, such as training and evaluation."""
+"""Matches the operators of two graphs of one module, such as its graphs for training and for evaluation.
+
+The graphs differ: evaluation has no dropout, for example. adapt.py gives an operator of one graph the tiles
+of its match in the other.
+"""
 
 from __future__ import annotations
 

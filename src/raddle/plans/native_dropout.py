@@ -1,4 +1,4 @@
-"""Which attention of a plan drops weights with the masks of PyTorch's kernel, and which with exact masks.
+"""Decides which attention of a plan drops weights with PyTorch's own masks, and which with exact masks.
 
 Native masks come from torch's random generator. They are the same on all copies of a tile only if each
 device computes just one tile of the operator, and if no tile has a part of the features: tiles with other
@@ -14,7 +14,7 @@ from raddle.plans.tiling import Tiling
 
 
 def has_native_dropout(plan: Plan, op: Op, tiling: Tiling) -> bool:
-    """Whether an operator with this tiling is attention that draws from torch's generator."""
+    """Returns whether an operator with this tiling is attention that draws from torch's generator."""
     if plan.dropout != "native" or not has_attention_dropout(op):
         return False
     features = op.space.outputs[0][-1]
@@ -25,5 +25,5 @@ def has_native_dropout(plan: Plan, op: Op, tiling: Tiling) -> bool:
 
 
 def with_planned_dropout(plan: Plan, op: Op, tiling: Tiling) -> Op:
-    """The operator as the plan runs it: `op`, or the same operator with exact masks."""
+    """Returns the operator as the plan runs it: `op`, or the same operator with exact masks."""
     return op if has_native_dropout(plan, op, tiling) else with_exact_dropout(op)

@@ -51,8 +51,8 @@ def read_tiling(op: Op, text: str) -> Tiling:
     """
     if "[" in text:
         return _read_boxes(op, text)
-    splits, at, devices = text.partition("@")
-    if not at:
+    splits, at_sign, devices = text.partition("@")
+    if not at_sign:
         raise InputError(f"{quote(f'{op.name}: {text}')} names no devices: add @0-3, say.")
     cuts: dict[str, tuple[int, ...]] = {dim.name: (0, dim.size) for dim in op.space.dims}
     copies = 1

@@ -1,4 +1,8 @@
-"""The plan: on which devices each operator is computed, and how a training step is organised."""
+"""The plan: on which devices each operator is computed, and how a training step is organised.
+
+Searches find plans, plan_file.py reads and writes them, and `lower` (program/lower.py) turns a plan and its
+graph into a program.
+"""
 
 from __future__ import annotations
 

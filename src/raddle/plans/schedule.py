@@ -229,6 +229,7 @@ def check_schedule(schedule: Schedule) -> None:
 
 
 def _check_action(schedule: Schedule, action: Action, w: int, count: int) -> None:
+    """Raises InputError if an action of worker w is wrong. count: how often the schedule has it."""
     name = str(action)
     if action.phase not in PHASES or action.stage < 0 or action.micro_batch < 0:
         raise InputError(

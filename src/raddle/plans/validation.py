@@ -1,4 +1,8 @@
-"""Checks that a plan fits a graph: tiles cover every operator once, and settings go together."""
+"""Checks that a plan fits a graph: tiles cover every operator once, and settings go together.
+
+Plans are checked when a file is read and before they are lowered to a program. program/checks/ checks the
+program.
+"""
 
 from __future__ import annotations
 
@@ -167,6 +171,7 @@ def validate_tiling(op: Op, tiling: Tiling, devices: int) -> None:
 
 
 def _validate_grid(op: Op, grid: Grid, sizes: Sequence[int]) -> None:
+    """Raises InputError unless a grid is a tiling of the operator; sizes: of the operator's dimensions."""
     if len(grid.cuts) != len(sizes):
         raise InputError(f"'{op.name}' has {len(sizes)} dimensions, its tiles {len(grid.cuts)}.")
     box_count = 1
@@ -195,6 +200,7 @@ def _validate_grid(op: Op, grid: Grid, sizes: Sequence[int]) -> None:
 
 
 def _validate_boxes(op: Op, tiling: Tiling, sizes: Sequence[int]) -> None:
+    """Raises InputError unless the boxes of a tiling cover the operator once; sizes: of its dimensions."""
     if len(set(tiling.tiles)) < len(tiling.tiles):
         raise InputError(f"'{op.name}' has two copies of a tile on one device.")
     for box in tiling.boxes:

@@ -1,4 +1,8 @@
-"""A bundle of slices: ranges of rows of parameters that are synchronised together."""
+"""A bundle of slices: ranges of rows of parameters that are synchronised together.
+
+A message costs time at both ends, however small it is. So small slices, such as a bias and the last rows of
+its weight, share one message (parameter_slices.py joins them).
+"""
 
 from __future__ import annotations
 

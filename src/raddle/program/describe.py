@@ -1,4 +1,7 @@
-"""Describes an instruction in words, for error messages; and names that the checks of a program share."""
+"""Describes an instruction in words, for error messages, as in: instruction 7 ('fc1' backward, ...).
+
+It also has the names that the checks of a program share.
+"""
 
 from __future__ import annotations
 

@@ -111,8 +111,8 @@ class MicroBatch:
             return self.program.emit(Merge(op.name, "F", key, cells, devices, tuple(after)))
         number = self.program.emit(Merge(op.name, "B", key, cells, devices, sorted_deps(deps)))
         if messages and op.name not in lowered.replicated_loss_ops:
-            back = lowered.partial_gradient_messages[op.name]
-            return self._move(value, MessageKind.PARTIAL_GRADIENT, back, [number])
+            returned = lowered.partial_gradient_messages[op.name]
+            return self._move(value, MessageKind.PARTIAL_GRADIENT, returned, [number])
         return number
 
     # -- backward ----------------------------------------------------------------------------------
@@ -186,8 +186,8 @@ class MicroBatch:
                 for i in self.gradient_sources_by_stage.get((name, s), [])
             ]
             if len(sources) == lowered.contributions(name, portion.stages):
-                back = self._move(name, MessageKind.GRADIENT, portion.messages, sources)
-                self.gradient_sources[name].append(back)
+                move = self._move(name, MessageKind.GRADIENT, portion.messages, sources)
+                self.gradient_sources[name].append(move)
                 sent = True
         return sent
 

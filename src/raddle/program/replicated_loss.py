@@ -40,19 +40,19 @@ def replicated_loss_ops(
         return frozenset()
     if is_partial(last):
         return frozenset([last.name])
-    tail: set[str] = set()  # operators after the merges, of which every device has a copy
+    copied: set[str] = set()  # operators after the merges, of which every device has a copy
     merged: set[str] = set()  # operators whose partial results every device merges
     for op in reversed(graph.ops):
         readers = {r for o in op.outputs if o in active for r in users.get(o, ())}
-        if op is not last and not readers & tail:
+        if op is not last and not readers & copied:
             continue
         small = all(graph.values[o].nbytes <= SMALL_RESULT for o in op.outputs)
-        if not readers <= tail or not small:
+        if not readers <= copied or not small:
             return frozenset()
         if is_partial(op) and set(plan.tiles[op.name].devices) <= devices:
             merged.add(op.name)
         elif _is_replicated(op, plan, devices) and not trained_parameters(graph, op, active):
-            tail.add(op.name)
+            copied.add(op.name)
         else:
             return frozenset()
     return frozenset(merged)

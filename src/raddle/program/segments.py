@@ -82,8 +82,8 @@ def _representative_micro_batches(
         later = next(i.key for i in program.instructions if i.key.variant == variant)
         return [[(n, i) for n, i in enumerate(program.instructions) if i.key == later]]
     return [
-        instructions for at, instructions in enumerate(micro_batches)
-        if at == len(micro_batches) - 1
+        instructions for m, instructions in enumerate(micro_batches)
+        if m == len(micro_batches) - 1
         or any(isinstance(i, Reduce) or _pushes_slice(program, i) for _, i in instructions)
     ]  # fmt: skip
 
@@ -95,32 +95,33 @@ def _cuts_of_device(
     device_ops: list[Op],
 ) -> set[int]:
     """Returns the cuts that a device's communication makes in a micro-batch: positions in `device_ops`."""
-    position = {op.name: at for at, op in enumerate(device_ops)}
+    position_of = {op.name: position for position, op in enumerate(device_ops)}
     # By operator, the number of its composite: a fused call computes the operators of a composite at once.
     composite = {name: n for n, fused in enumerate(program.graph.fused_calls) for name in fused.ops}
     # By operator of the device, its composite; an operator outside of composites has its own number.
-    composite_of = [composite.get(op.name, -1 - at) for at, op in enumerate(device_ops)]
+    composite_of = [composite.get(op.name, -1 - k) for k, op in enumerate(device_ops)]
     cuts: set[int] = set()
     received: set[int] = set()  # moves to this device, and gathers, for which no run has waited yet
-    # The last operator, and its direction. Whether to cut before the next operator; and whether gradients
-    # are sent or summed, so that a cut is needed at the end of the present composite.
+    # last, direction: the position of the last operator, and whether it ran forward (F) or backward (B).
+    # cut_next: whether to cut before the next operator. syncs_gradients: whether gradients are sent or
+    # summed, so that a cut is needed at the end of the present composite.
     last, direction, cut_next, syncs_gradients = 0, "F", False, False
     for number, i in instructions:
         if device not in i.devices:
             continue
         if isinstance(i, Run) and i.phase != "R":
-            at, phase = position[i.op], "F" if i.phase == "F" else "B"
+            position, phase = position_of[i.op], "F" if i.phase == "F" else "B"
             waits = not received.isdisjoint(i.deps)
             received.difference_update(i.deps)
-            leaves_composite = phase != direction or composite_of[at] != composite_of[last]
+            leaves_composite = phase != direction or composite_of[position] != composite_of[last]
             if (
                 (cut_next or waits or (syncs_gradients and leaves_composite))
                 and phase == direction
-                and at != last
+                and position != last
             ):
-                cuts.add(at if phase == "F" else last)
+                cuts.add(position if phase == "F" else last)
             last, direction, cut_next, syncs_gradients = (
-                at,
+                position,
                 phase,
                 False,
                 syncs_gradients and not leaves_composite,
@@ -149,38 +150,39 @@ def _cuts_of_all_devices(
     program: Program, instructions: Sequence[tuple[int, Instruction]], device_ops: list[Op]
 ) -> set[int]:
     """Returns the cuts that communication of all devices makes: after each sender, before each receiver."""
-    number = {op.name: at for at, op in enumerate(program.graph.ops)}
+    op_number = {op.name: number for number, op in enumerate(program.graph.ops)}
     # By operator of the device, its number in the graph.
-    positions = [number[op.name] for op in device_ops]
-    moves = {n for n, i in instructions if not isinstance(i, Run)}  # and merges, reduces, updates
+    device_op_numbers = [op_number[op.name] for op in device_ops]
+    # The instructions that are no computation: moves, merges, reduces and updates.
+    communication = {n for n, i in instructions if not isinstance(i, Run)}
     # A border at k lies before operator k of the graph. Backward, operators run in reverse order, so
     # the border before the backward of operator k is at k + 1, and the border after it is at k.
     borders: set[int] = set()
     for _, i in instructions:
         if isinstance(i, Run):
-            if not moves.isdisjoint(i.deps):
-                borders.add(number[i.op] + (i.phase != "F"))
+            if not communication.isdisjoint(i.deps):
+                borders.add(op_number[i.op] + (i.phase != "F"))
             continue
         for dep in (program.instructions[d] for d in i.deps):
             if isinstance(dep, Run) and dep.key == i.key:
-                borders.add(number[dep.op] + (dep.phase == "F"))
-    return {sum(p < border for p in positions) for border in borders}
+                borders.add(op_number[dep.op] + (dep.phase == "F"))
+    return {sum(number < border for number in device_op_numbers) for border in borders}
 
 
 def _cuts_of_native_dropout(
     program: Program, variant: Variant, device_ops: list[Op], cuts: set[int]
 ) -> set[int]:
-    """The cuts after which each segment has at most one attention with native dropout.
+    """Returns the cuts after which each segment has at most one attention with native dropout.
 
-    cuts: the other cuts. A segment that draws random numbers is cut as late as possible.
+    cuts: the cuts that other rules make. A segment that draws random numbers is cut as late as possible.
     """
     further: set[int] = set()
     draws = False  # whether the present segment draws random numbers
-    for at, op in enumerate(device_ops):
-        draws = draws and at not in cuts
+    for position, op in enumerate(device_ops):
+        draws = draws and position not in cuts
         if has_native_dropout(program.plan, op, variant.tiles[op.name]):
             if draws:
-                further.add(at)
+                further.add(position)
             draws = True
     return further
 
@@ -191,11 +193,11 @@ def _cuts_of_plan(program: Program, device_ops: list[Op]) -> set[int]:
     # By operator, the number of its recomputed block.
     block = {name: k for k, names in enumerate(plan.recompute) for name in names}
     stage = stage_of(plan)  # by operator, the number of its stage
-    for at, (before, after) in enumerate(pairwise(device_ops), 1):
+    for position, (before, after) in enumerate(pairwise(device_ops), 1):
         if any(number.get(before.name) != number.get(after.name) for number in (block, stage)):
-            cuts.add(at)
+            cuts.add(position)
         if plan.split_backward and any(
             trained_parameters(program.graph, op, program.active) for op in (before, after)
         ):
-            cuts.add(at)
+            cuts.add(position)
     return cuts

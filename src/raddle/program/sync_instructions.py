@@ -84,6 +84,7 @@ class WholeParameterWriter:
     def write(
         self, row: ScriptRow, key: Key, gradient: Sequence[int], before: Sequence[int]
     ) -> int:
+        """Writes a Reduce, Move or Update or, to pull a block, a Gather (`RowWriter.write`)."""
         deps = [*gradient, *before]
         if row.operation == SUM:
             all_reduces = row.collective == ALL_REDUCE
@@ -158,6 +159,7 @@ class BundleWriter:
     def write(
         self, row: ScriptRow, key: Key, gradient: Sequence[int], before: Sequence[int]
     ) -> int:
+        """Writes a Reduce, a Move or an Update of a bundle (`RowWriter.write`)."""
         bundle = self.bundles[row.subject]
         deps = [*gradient, *before]
         if row.operation == SUM:

@@ -99,13 +99,13 @@ def _list_schedule(
     heapq.heapify(heap)
     order: list[int] = []
     while heap:
-        at, b = heapq.heappop(heap)
+        ready, b = heapq.heappop(heap)
         order += blocks[b]
         # A transfer does not occupy its devices.
-        moves = isinstance(instructions[blocks[b][0]], Move | Reduce | Gather)
-        start = at if moves else max([at, *(free_at[d] for d in devices[b])])
+        is_transfer = isinstance(instructions[blocks[b][0]], Move | Reduce | Gather)
+        start = ready if is_transfer else max([ready, *(free_at[d] for d in devices[b])])
         end = start + sum(_duration(instructions[n], seconds, plan) for n in blocks[b])
-        if not moves:
+        if not is_transfer:
             for d in devices[b]:
                 free_at[d] = end
         for f in followers[b]:

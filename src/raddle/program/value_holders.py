@@ -59,8 +59,8 @@ class _GridLookup:
             spans.append(range(bisect_right(cuts, lo) - 1, bisect_left(cuts, hi)))
         for point in product(*spans):
             number = 0
-            for at, cuts in zip(point, self.cuts, strict=True):
-                number = number * (len(cuts) - 1) + at
+            for part, cuts in zip(point, self.cuts, strict=True):
+                number = number * (len(cuts) - 1) + part
             yield number
 
 

@@ -77,7 +77,7 @@ class GroupsMade:
 
     count: int = 0
     seconds: float = 0.0
-    nbytes: int = 0  # of the GPU's memory or, on a CPU, of the process
+    nbytes: int = 0  # how much more memory is used: of the GPU or, on a CPU, of the process
 
 
 class FailureStatus(Protocol):

@@ -7,9 +7,8 @@ import pathlib
 
 import torch
 
-STATM = pathlib.Path(
-    "/proc/self/statm"
-)  # Linux: pages of this process; the second number is resident
+# Linux: numbers of pages of this process. The second number is that of the pages in memory (resident).
+STATM = pathlib.Path("/proc/self/statm")
 
 
 def memory_in_use(device: torch.device) -> int:

@@ -2,8 +2,9 @@
 
 NCCL has no tags and runs the operations of a communicator one after the other. So a rank collects the
 messages of one instruction, sent and received, and starts them with `batch_isend_irecv`: no message of a
-batch waits for another one of it. There is a group for each direction (process_groups.py). All ranks start
-their batches in the order of the program, so the earliest batch that is not complete can always go on.
+batch waits for another message of the batch. There is a group for each direction: up, to higher ranks, and
+down (process_groups.py). All ranks start their batches in the order of the program, so the earliest batch
+that is not complete can always proceed.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class MessageBatch:
 
 
 class BatchedWork(PendingWork):
-    """A message of a batch. A wait for it starts the batch, if nothing has."""
+    """A message of a batch. `wait` starts the batch, if it has not started."""
 
     __slots__ = ("_batch",)
 
@@ -88,7 +89,7 @@ class BatchedWork(PendingWork):
         return self._label
 
     def start(self, work: dist.Work) -> None:
-        """Called when the batch starts."""
+        """Stores torch's handle of the message; called when the batch starts."""
         self._work, self._batch = work, None
 
     def wait(self) -> None:

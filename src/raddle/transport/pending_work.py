@@ -39,6 +39,7 @@ class PendingWork:
         self._keep_alive = keep_alive
 
     def wait(self) -> None:
+        """Waits for the operation; raises an error that says which rank has failed, or what is missing."""
         work = self._work
         if work is None:  # this is the second call of `wait`: gloo would block
             return

@@ -121,8 +121,8 @@ class PointToPoint:
         else:
             # gloo receives into host memory; GPU memory is allocated after the message has arrived.
             pinned = like.is_cuda and early
-            place = torch.device("cpu") if pinned else like.device
-            buffer = torch.empty(elements, dtype=dtype, device=place, pin_memory=pinned)
+            device = torch.device("cpu") if pinned else like.device
+            buffer = torch.empty(elements, dtype=dtype, device=device, pin_memory=pinned)
         pending = self.receive(source, tag, buffer, what)
         return BufferedMessage(pending, lambda: buffer.to(like.device, non_blocking=True))
 

@@ -7,7 +7,7 @@ They separate raddle's operations from the user's collectives. How many there ar
   all ranks is also for broadcasts and barriers. All messages share two groups: one for those up, to higher
   ranks, and one for those down.
 - gloo matches messages by tags, in any order, and a group runs only two operations at a time. So gloo has a
-  group for messages in both directions, which receives may be posted to early, and one for broadcasts and
+  group for messages in both directions, where receives may be started early, and one for broadcasts and
   barriers, which then never wait behind a large sum. A group of gloo takes milliseconds to make.
 """
 
@@ -32,9 +32,10 @@ from raddle.transport.memory_in_use import memory_in_use
 class ProcessGroups:
     """The groups of this rank. All ranks make the same groups in the same order.
 
-    collectives: by ranks, the group of their collectives. messages: by direction, UP or DOWN, the group for
-    messages; it has all ranks. service: the group for broadcasts and barriers. early_receives: a receive
-    may be posted long before its send, because tags match them: True with gloo, False with NCCL.
+    collectives: by tuple of ranks, the group of their collectives. messages: by direction, UP or DOWN, the
+    group for messages; it has all ranks. service: the group for broadcasts and barriers. early_receives:
+    whether a receive may be started long before its send, because tags match them: True with gloo, False
+    with NCCL.
     """
 
     def __init__(self, device: torch.device, backend: str, timeout: float) -> None:
@@ -123,7 +124,7 @@ class ProcessGroups:
 
     @contextlib.contextmanager
     def _measure(self) -> Iterator[None]:
-        """Adds the groups that are made inside, and what they take, to those made so far."""
+        """Counts the groups that are made in the `with` block, and the seconds and bytes that they take."""
         count, began = len(self._joined_groups), time.perf_counter()
         used_before = memory_in_use(self.device)
         yield

@@ -218,6 +218,7 @@ class _Callers:
         return readable
 
     def _accept(self) -> None:
+        """Accepts one caller, if it is still there."""
         try:
             connection = self._server.accept()[0]
         except BlockingIOError:

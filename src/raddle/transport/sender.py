@@ -1,4 +1,7 @@
-"""A thread that starts the sends of large messages, so that the caller need not wait for their copies."""
+"""A thread that starts the sends of large messages, so that the caller need not wait for their copies.
+
+Starting a send copies the message, into shared memory for example, and this takes long if it is large.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,7 @@ class Sender:
         self._thread.join(5)
 
     def _run(self) -> None:
+        """Starts the queued sends, one after the other, until `close`. Runs on the thread."""
         while (item := self._queue.get()) is not None:
             queued, send = item
             try:

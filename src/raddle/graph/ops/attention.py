@@ -102,9 +102,7 @@ def _attention_flops(space: Space, box: Box, operand: int | None) -> int:
     *lead, t, c = space.output_boxes(box)[0].shape
     k = space.regions(box)[1]
     assert k is not None
-    keys, features = k.shape[
-        -2:
-    ]  # the keys that the box reads: with a causal mask, not all of them
+    keys, features = k.shape[-2:]  # with a causal mask, not all keys
     pairs = 2 * math.prod(lead) * t * keys  # of query and key, times 2 FLOP per feature
     # FLOPs of a product over the features of queries and keys, and of one over those of the values
     by_k, by_c = pairs * features, pairs * c
@@ -119,9 +117,8 @@ def _extra_saved_bytes(op: Op) -> Fraction:
     """
     keys, features = (index.extent for index in op.space.operands[2].indices[-2:])
     itemsize = op.dtypes[0].itemsize
-    if op.attrs.get(
-        "exact"
-    ):  # by key: the weight, whether it is dropped, and the weight after that
+    if op.attrs.get("exact"):
+        # for each key: the weight, whether it is dropped, and the weight after that
         return Fraction(keys * (2 * itemsize + 1), features)
     return Fraction(max(4, itemsize), features)  # the logarithm of the sum of exponentials
 

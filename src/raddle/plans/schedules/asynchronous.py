@@ -89,15 +89,15 @@ def peak_versions(schedule: Schedule, per_step: int, version_rule: str) -> list[
     for row, points in zip(schedule.rows, update_positions(schedule, per_step), strict=True):
         # By version, the position in the row of the last action that needs it. The newest version is needed
         # until the next update.
-        until = [point - 1 for point in points] + [len(row) - 1]
+        last_uses = [point - 1 for point in points] + [len(row) - 1]
         for i, action in enumerate(row):
             if action.phase in "FB":
                 v = used[action.stage, action.micro_batch]
-                until[v] = max(until[v], i)
+                last_uses[v] = max(last_uses[v], i)
         # By position in the row, the versions that come into memory, less those that leave it.
         changes = [0] * (len(row) + 1)
         # first: the position at which a version is made: 0 for version 0, for others that of the update
-        for first, last in zip([0, *points], until, strict=True):
+        for first, last in zip([0, *points], last_uses, strict=True):
             if first <= last:
                 changes[first] += 1
                 changes[last + 1] -= 1

@@ -56,13 +56,12 @@ def _parse(options: Sequence[str]) -> Sync:
     if COLLECTIVE not in options:  # the defaults of p3 differ from those of ps
         fields: dict[str, Any] = {"slice": DEFAULT_SLICE, "spread": greedy}
         return P3(**fields | parse_options(options))
-    # What may remain are the sizes of slices, as slice=N, and `unbundled`.
-    others = [option for option in options if option != COLLECTIVE]
-    for option in others:
-        # All other options are about servers.
+    slice_options = [option for option in options if option != COLLECTIVE]
+    for option in slice_options:
+        # Only slice=N and `unbundled` go with `collective`: all other options are about servers.
         if not option.startswith("slice=") and option != "unbundled":
             raise UnreadableOption(option)
-    return CollectiveSlices(**parse_options(others))
+    return CollectiveSlices(**parse_options(slice_options))
 
 
 KIND = SyncKind(

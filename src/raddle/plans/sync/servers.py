@@ -77,8 +77,8 @@ def parse_options(options: Sequence[str]) -> dict[str, Any]:
 
 
 def _parse(options: Sequence[str]) -> Sync:
-    others, after_backward = split_after(options)
-    return Servers(**parse_options(others), after_backward=after_backward)
+    server_options, after_backward = split_after(options)
+    return Servers(**parse_options(server_options), after_backward=after_backward)
 
 
 KIND = SyncKind(

@@ -1,4 +1,7 @@
-"""Helpers to compare the boxes that are sent with those that are held."""
+"""Helpers of the checks of a program, to compare the boxes that are sent with those that are held.
+
+A box is a range of indices in each dimension of a tensor (graph/box.py).
+"""
 
 from __future__ import annotations
 

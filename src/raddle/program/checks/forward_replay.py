@@ -127,8 +127,9 @@ class ForwardReplay:
         for cell in merge.cells:
             for device in cell.devices:
                 for part in cell.parts:
-                    here = tiles[part].device == device
-                    if not here and not covers(parts.get((part, device), []), cell.box):
+                    computed_here = tiles[part].device == device
+                    received = parts.get((part, device), [])
+                    if not computed_here and not covers(received, cell.box):
                         self.progress.refuse(f"device {device} lacks part {part} of {cell.box}.")
                 for o in op.outputs:
                     self.computed.setdefault((o, device), []).append(cell.box)

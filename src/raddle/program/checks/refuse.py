@@ -1,4 +1,7 @@
-"""Refuses a program: names the instruction that is wrong, and the reason."""
+"""Refuses a program by an InputError that names the wrong instruction and the reason.
+
+All checks in this folder use it.
+"""
 
 from __future__ import annotations
 

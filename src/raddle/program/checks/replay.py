@@ -35,10 +35,10 @@ def check_micro_batches(program: Program, all_facts: Sequence[VariantFacts]) -> 
     # For each replayed micro-batch, its instructions without step and micro-batch: equal ones are skipped.
     checked: list[list[tuple[object, ...]]] = []
     for key, numbers in numbers_by_key.items():
-        position = {number: at for at, number in enumerate(numbers)}
+        position_of = {number: position for position, number in enumerate(numbers)}
         # By instruction, the positions of those that it waits for in the same micro-batch.
         waits = [
-            frozenset(position[d] for d in program.instructions[n].deps if d in position)
+            frozenset(position_of[d] for d in program.instructions[n].deps if d in position_of)
             for n in numbers
         ]
         signature = [

@@ -1,4 +1,8 @@
-"""Keeps track of the replay of a micro-batch: what is done, and whether instructions wait for it."""
+"""Keeps track of the replay of a micro-batch: what is done, and whether instructions wait for it.
+
+replay.py goes through the instructions of a micro-batch; forward_replay.py and backward_replay.py note here
+what each of them does, and ask what was done before.
+"""
 
 from __future__ import annotations
 

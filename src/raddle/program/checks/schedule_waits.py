@@ -44,9 +44,9 @@ def check_waits(program: Program) -> None:
 
 
 def _runs_by_action(program: Program, schedule: Schedule) -> Iterator[dict[Action, list[int]]]:
-    """Yields, for each step, the numbers of runs and merges by action; once for all if steps overlap.
+    """Yields, for each step, the numbers of runs and merges by action.
 
-    Then the micro-batches are numbered through all steps.
+    If steps overlap, it yields once for all steps, and micro-batches are numbered through all steps.
     """
     stages, overlap = stage_of(program.plan), is_asynchronous(program.plan)
     runs_by_step: dict[int, dict[Action, list[int]]] = {}
@@ -123,11 +123,14 @@ def _refuse_wait(
     awaited_action: Action,
     number: int,
     device: int,
-    other: int,
+    awaited_device: int,
 ) -> None:
-    """Raises InputError: instruction `number` on `device` may start before `other` ends what it awaits."""
+    """Raises InputError: instruction `number` on `device` may start before the awaited action has ended.
+
+    awaited_device: a device on which that action may not have ended.
+    """
     i = program.instructions[number]
     raise InputError(
-        f"{describe(number, i)} on device {device} does not wait for device {other}, which takes part in "
-        f"{awaited_action}, though the schedule has {waiting_action} after {awaited_action}."
+        f"{describe(number, i)} on device {device} does not wait for device {awaited_device}, which takes "
+        f"part in {awaited_action}, though the schedule has {waiting_action} after {awaited_action}."
     )

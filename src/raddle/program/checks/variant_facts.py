@@ -1,4 +1,7 @@
-"""Facts that the checks of a micro-batch look up: operators, tiles, merges, contributions to gradients."""
+"""Facts that the checks of a micro-batch look up: operators, tiles, merges, contributions to gradients.
+
+They are the same for all micro-batches of one variant, and are computed once.
+"""
 
 from __future__ import annotations
 
