@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 import raddle
 from raddle.program.lower import lower
 from raddle.runtime.execution.compiled_functions import CompiledFunctions
-from raddle.runtime.trainer import Trainer
+from raddle.runtime.trainer import Trainer, warn_of_emulation
 from raddle.transport.join import join
 
 SEEDS = range(4)
@@ -104,6 +105,16 @@ def check(make: Make, *, compiled: bool) -> None:
 @pytest.mark.parametrize("make", [transformer, convolutions])
 def test_as_precise_as_plain(make: Make) -> None:
     check(make, compiled=False)
+
+
+def test_a_gpu_without_bfloat16_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    with pytest.warns(UserWarning, match="this GPU only emulates bfloat16"):
+        warn_of_emulation(torch.bfloat16, torch.device("cuda"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_emulation(torch.float16, torch.device("cuda"))
+        warn_of_emulation(torch.bfloat16, torch.device("cpu"))
 
 
 @pytest.mark.slow
