@@ -97,7 +97,7 @@ def syncs(ranks: int) -> list[str]:
     Servers without a barrier let ranks be some steps apart. NCCL does not send the messages of servers, so
     more than two ranks have each kind with servers once.
     """
-    texts = [*KINDS]
+    texts = [*KINDS, "sharded:parameters,group=2"]
     for kind, declaration in KINDS.items():
         for pattern in declaration.option_patterns:
             option = re.sub(re.escape(NUMBER), lambda _: "1", pattern)

@@ -44,7 +44,10 @@ class ReceivedMessage:
 
 
 class InstantTransport:
-    """A transport whose messages arrive at once: it sends nothing, and receives zeros."""
+    """A transport whose messages arrive at once: it sends nothing, and receives zeros.
+
+    Its methods are those of raddle.transport.base.Transport.
+    """
 
     early_receives = True
 

@@ -54,3 +54,11 @@ def test_what_is_no_profile_is_refused(tmp_path: pathlib.Path, content: str | No
         path.write_text(content)
     with pytest.raises(InputError, match="profile"):
         load_profile(path)
+
+
+def test_dropouts_of_one_size_are_measured_once() -> None:
+    work = zoo.load("gpt-tiny")
+    graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
+    ops = [op for op in graph.ops if op.kind == "attention"]
+    assert len({op.attrs["stream"] for op in ops}) == len(ops) == 2
+    assert len({profile_key(op, op.space.full, "F", None, "cpu") for op in ops}) == 1

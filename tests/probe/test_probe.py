@@ -78,7 +78,8 @@ def test_two_ranks_from_end_to_end(tmp_path: Path, earlier: set[int]) -> None:
         rate = c.devices[0].peak("float32") * c.devices[0].efficiency[family]
         assert rate == pytest.approx(measured["flops"][f"{family} float32"], rel=1e-3)
     assert c.route(0, 1).bandwidth == measured["loaded"]["bandwidth"]
-    assert c.devices[0].host_overhead == measured["host_overhead"]
+    # A probe does not measure by how much a running all-reduce slows computing.
+    assert c.devices[0].host_overhead == {**measured["host_overhead"], "collective": 0.0}
 
     assert probe(2, quick=True) == {**measured, "cached": True}
 

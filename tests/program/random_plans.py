@@ -188,12 +188,13 @@ def random_plan(graph: Graph, devices: int, seed: int, **settings: Any) -> Plan:
 
 def with_legal_group(graph: Graph, plan: Plan) -> Plan:
     """The plan, without groups of holders if its tiles do not allow those that its sync asks for."""
+    if not plan.parsed_sync.group_size:
+        return plan
     try:
         lower(graph, replace(plan, steps=1))
     except InputError as error:
-        if "do not divide" not in str(error):
-            raise
-        return replace(plan, sync=re.sub("[:,]group=[0-9]+", "", plan.sync))
+        if "do not divide" in str(error):  # other plans that cannot be lowered stay as they are
+            return replace(plan, sync=re.sub("[:,]group=[0-9]+", "", plan.sync))
     return plan
 
 

@@ -59,7 +59,8 @@ def test_every_transfer_has_its_communicator(sync: str, seed: int) -> None:
     for i in program.instructions:
         if isinstance(i, Reduce | Gather):
             for region in (r for regions in i.regions for r in regions):
-                assert Communicator(region.devices) in needed
+                for ring in region.rings(i.collective):
+                    assert Communicator(ring) in needed
         elif isinstance(i, Move) and not (program.slices and i.kind.is_of_parameter):
             for m in i.messages:
                 assert (tuple(range(4)), UP if m.source < m.target else DOWN) in needed

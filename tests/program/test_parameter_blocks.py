@@ -20,14 +20,18 @@ from raddle.graph.box import Box
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.pipelining import stage_of
+from raddle.plans.plan import Plan
+from raddle.plans.tiling import Irregular, Tile, Tiling, whole_tiling
 from raddle.program.checks.check import check
 from raddle.program.collective_kind import Collective
+from raddle.program.communicators import communicators, most_on_a_device
 from raddle.program.lower import lower
 from raddle.program.parameter_blocks import op_blocks
 from raddle.program.parameter_region import ParameterRegion
 from raddle.program.program import Gather, Move, Program, Reduce, Run, Update, buffer_bytes
 from raddle.program.segments import segments
 from raddle.searches.planning import plan_for
+from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.timeline import simulate
 
 ZERO3 = "sharded:parameters"
@@ -113,6 +117,76 @@ def test_shards_cover_a_region_in_order_and_are_padded_equally(
     assert all(shard.volume == region.elements_per_shard for shard in present[:-1])
     assert all(shard.volume <= region.elements_per_shard for shard in present)
     assert rows * width <= region.padded_elements < (rows + holders) * width
+
+
+@given(
+    rows=st.integers(0, 40),
+    width=st.integers(1, 3),
+    size=st.integers(2, 4),
+    count=st.integers(2, 3),
+)
+def test_groups_of_holders_have_the_same_shards(
+    rows: int, width: int, size: int, count: int
+) -> None:
+    devices = tuple(range(10, 10 + 2 * size * count, 2))
+    region = ParameterRegion(Box((5, 0), (5 + rows, width)), devices, group_size=size)
+    alone = region._replace(devices=devices[:size], group_size=0)
+    assert sum(region.groups, ()) == devices
+    assert [len(group) for group in region.groups] == [size] * count
+    assert sorted(sum(region.replicas, ())) == list(devices)
+    for group in region.groups:
+        assert [region.shard(d) for d in group] == [alone.shard(d) for d in alone.devices]
+    for replicas in region.replicas:
+        assert len({region.shard(d) for d in replicas}) == 1
+    assert region.padded_elements == alone.padded_elements
+    assert region.shard_volumes == alone.shard_volumes * count
+    assert region.rings(Collective.ALL_GATHER) == region.groups
+    assert region.rings(Collective.ALL_REDUCE) == region.replicas
+
+
+def mixed_holders(sync: str) -> Program:
+    """One layer's first rows are on devices 0 to 3, the others on 0 and 1, which are one group of two."""
+    graph = deep(2)
+    layer = graph.ops[0]
+    batch, out, summed = (d.size for d in layer.space.dims)
+    tiles: dict[str, Tiling] = {
+        op.name: whole_tiling([d.size for d in op.space.dims], (0, 1, 2, 3)) for op in graph.ops
+    }
+    first, other = Box((0, 0, 0), (batch, 3, summed)), Box((0, 3, 0), (batch, out, summed))
+    tiles[layer.name] = Irregular(
+        (*(Tile(first, d) for d in range(4)), *(Tile(other, d) for d in range(2)))
+    )
+    return lower(graph, Plan(tiles, 4, sync=sync, steps=2))
+
+
+@pytest.mark.parametrize("sync", ["sharded,group=2", "sharded:after,group=2", f"{ZERO3},group=2"])
+def test_replicas_are_summed_where_there_are_any(sync: str) -> None:
+    program = mixed_holders(sync)
+    check(program)
+    (large, small) = sorted(program.regions["0.weight"], key=lambda s: -len(s.devices))
+    assert (large.devices, large.group_size) == ((0, 1, 2, 3), 2)
+    assert (small.devices, small.group_size) == ((0, 1), 0)
+    sums = [i for i in program.instructions if isinstance(i, Reduce) and "0.weight" in i.parameters]
+    scatters = [i for i in sums if i.collective is Collective.REDUCE_SCATTER]
+    replica_sums = [i for i in sums if program.sums_replicas(i)]
+    assert len(scatters) == len(replica_sums) == 2  # one in each step
+    for i in replica_sums:
+        assert set(buffer_bytes(program, i)) == {(0, 2), (1, 3)}
+        assert all(large.devices == s.devices for regions in i.regions for s in regions)
+    assert set(buffer_bytes(program, scatters[0])) == {(0, 1), (2, 3)}
+    for machine in ("local:4", "p100:2x2"):
+        plan = dataclasses.replace(program.plan, steps=1)
+        evaluator = Evaluator(program.graph, cluster(machine), plan)
+        step = simulate(lower(program.graph, plan), cluster(machine))
+        assert evaluator.time() == evaluator.time(fold=False) == int(step.end.max())
+
+
+def test_a_rank_is_in_few_groups() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    graph = capture(model, [torch.zeros(16, 8)], loss=lambda y: y.sum())
+    plan = plan_for(graph, cluster("p100:4x4"), "data", sync=f"{ZERO3},group=4")
+    program = lower(graph, plan)
+    assert most_on_a_device(communicators(program)) <= 5  # all, its group, its replicas, messages
 
 
 @pytest.mark.parametrize("name", ["resnet110-tiny", "gpt-tiny", "rnnlm-tiny"])
@@ -203,6 +277,27 @@ def test_refuses_a_gather_that_is_too_early_or_incomplete(sync: str) -> None:
         check(with_changed(program, number, deps=()))
     with pytest.raises(InputError, match="does not gather all regions of"):
         check(with_changed(program, number, regions=((),) * len(gather.parameters)))
+
+
+def test_refuses_shards_whose_replicas_are_not_summed() -> None:
+    program = data_parallel(deep(4), 4, sync="sharded,group=2")
+    check(program)
+    number = first_instruction(program, Reduce, collective=Collective.ALL_REDUCE)
+    replica_sum = program.instructions[number]
+    assert isinstance(replica_sum, Reduce)
+    name = replica_sum.parameters[0]
+    with pytest.raises(InputError, match=r"reduce of .*does not wait for .*reduce of"):
+        check(with_changed(program, number, deps=()))
+    with pytest.raises(InputError, match=r"the holders of parameter .* disagree"):
+        check(with_changed(program, number, regions=((),) * len(replica_sum.parameters)))
+    with pytest.raises(InputError, match=r"the holders of parameter .* disagree"):
+        check(with_changed(program, number, collective=Collective.REDUCE_SCATTER))
+    with pytest.raises(InputError, match="before its gradients are summed over all holders"):
+        check(with_changed(program, number, parameters=(), regions=()))
+    update = first_instruction(program, Update, parameter=name)
+    left = tuple(d for d in program.instructions[update].deps if d != number)
+    with pytest.raises(InputError, match="before its gradients are summed over all holders"):
+        check(with_changed(program, update, deps=left))
 
 
 def test_refuses_gradients_that_are_all_reduced_and_a_missing_gather() -> None:

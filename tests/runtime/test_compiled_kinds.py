@@ -113,6 +113,7 @@ def compare(
     for piece, argument in zip(code.nondifferentiable, arguments, strict=True):
         differentiable = argument.dtype.is_floating_point or argument.dtype.is_complex
         argument.requires_grad_(differentiable and piece.tensor_id not in buffers)
+    arguments += numbers_of(code, place)
     results, gradients = run(code.function, arguments)
     torch.compiler.reset()
     function = torch.compile(code.function, fullgraph=True, dynamic=False, backend=backend)
@@ -126,6 +127,11 @@ def compare(
         else:
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9, equal_nan=True)
     return results
+
+
+def numbers_of(code: GeneratedCode, place: str) -> list[Tensor]:
+    """The last arguments of a function."""
+    return [torch.tensor(n, dtype=torch.int32, device=place) for n in code.numbers]
 
 
 def check_whole(graph: Graph, tensors: dict[str, Tensor], place: str, backend: str) -> None:
@@ -166,7 +172,8 @@ def all_values(graph: Graph, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     values = dict(inputs)
     for op in graph.ops:
         code = generator_of(program_of(graph, {}), "cpu").segment([op], op.outputs, in_place=False)
-        results = code.function(*(values[str(p.tensor_id)] for p in code.nondifferentiable))
+        arguments = [values[str(p.tensor_id)] for p in code.nondifferentiable]
+        results = code.function(*arguments, *numbers_of(code, "cpu"))
         values.update(zip((str(p.tensor_id) for p in code.results), results, strict=True))
     return values
 

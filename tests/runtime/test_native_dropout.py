@@ -204,6 +204,20 @@ def test_a_plan_and_a_seed_fix_the_bits(split: str) -> None:
     assert same(states, train(model, graph, recomputed, x, 3, seed=5, optimizer=sgd(0.01)))
 
 
+@pytest.mark.parametrize("sync", ["allreduce", "sharded:parameters"])
+def test_recomputing_changes_no_bit_of_data_parallelism(sync: str) -> None:
+    model, graph, x = network()
+    plan, recomputed = (
+        plan_for(graph, cluster("local:2"), "data", sync=sync, recompute=count)
+        for count in (None, 2)
+    )
+    assert (len(plan.recompute), len(recomputed.recompute)) == (0, 2)
+    states = train(model, graph, plan, x, 3, optimizer=sgd(0.01))
+    assert same(states, train(model, graph, recomputed, x, 3, optimizer=sgd(0.01)))
+    exact = train(model, graph, replace(plan, dropout="exact"), x, 3, optimizer=sgd(0.01))
+    assert not same(states, exact)
+
+
 def test_copies_have_equal_masks() -> None:
     model, graph, x = network()
     one, copies = (attention_plan(graph, split) for split in ("@0", "x2 @0,1"))

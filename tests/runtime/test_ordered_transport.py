@@ -39,7 +39,7 @@ def test_pipelines(hybrid_of: str, schedule: str) -> None:
 @pytest.mark.parametrize("method", ["data", "owt", "model", "spatial"])
 def test_syncs(method: str, sync: str) -> None:
     task: Task = tiny("lenet-tiny")
-    plan = plan_for(task.graph, cluster("local:3"), method, bn="global", sync=sync)
+    plan = plan_for(task.graph, cluster("local:4"), method, bn="global", sync=sync)
     task.verify(replace(plan, bucket=0))
 
 

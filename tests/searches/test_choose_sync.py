@@ -9,6 +9,7 @@ import torch
 
 from raddle import zoo
 from raddle.clusters import Cluster, Device, Link, cluster
+from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
@@ -118,6 +119,35 @@ def test_devices_of_a_node_have_better_ways(machine: str) -> None:
     on = cluster(machine)
     plan = plan_for(vgg(), on, "data", bn="local")
     assert with_fastest_sync(plan, on, lambda p: {"p3": 0.1}.get(p.sync, 1.0)) == plan
+
+
+@pytest.mark.parametrize(
+    ("machine", "sync"),
+    [
+        ("p100:4x4", "sharded,group=4"),
+        ("h100:2x8", "sharded,group=8"),
+        ("p100:1x4", ""),
+        ("local:2", ""),
+    ],
+)
+def test_the_devices_of_a_node_are_a_group(machine: str, sync: str) -> None:
+    """HSDP is tried where several nodes have several devices, and chosen if it is faster."""
+    on = cluster(machine)
+    plan, tried = plan_for(vgg(), on, "data", bn="local"), list[str]()
+
+    def step(candidate: Plan) -> float:
+        tried.append(candidate.sync)
+        return 0.1 if candidate.parsed_sync.group_size else 1.0
+
+    assert with_fastest_sync(plan, on, step).sync == (sync or "allreduce")
+    assert tried == ["allreduce", "p3:collective", *([sync] if sync else [])]
+
+    def refuse(candidate: Plan) -> float:
+        if candidate.parsed_sync.group_size:
+            raise InputError("its tiles do not allow groups.")
+        return 1.0
+
+    assert with_fastest_sync(plan, on, refuse) == plan
 
 
 def test_auto_chooses_for_itself_and_does_as_it_is_told() -> None:

@@ -1,8 +1,8 @@
 """Fits named numbers of a cluster to measured training steps: the work of `raddle calibrate`.
 
 A named number is, for example, the bandwidth of the network (named_numbers.py). The fit makes the simulated
-steps as long as the measured steps (least_squares.py). A number is undetermined if the measurements do not
-fix its value: a change of it, alone or together with others, changes no prediction.
+steps as long as the measured steps (least_squares.py). A number is undetermined if it could have another
+value: a change of it, alone or together with other numbers, changes no prediction.
 """
 
 from __future__ import annotations

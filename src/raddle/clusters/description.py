@@ -174,7 +174,7 @@ def _device(kind: str, data: object, place: Place) -> Device:
     host_overhead = _fields(
         fields.get("host_overhead", {}), place.child("host_overhead"), optional=HOST_OVERHEAD
     )
-    # By key of `workspace`, what kind of number it is.
+    # By key of `workspace`, its kind of number.
     quantities = {"conv": MULTIPLE, "matmul": SIZE_OR_ZERO}
     overhead = (
         {"overhead": _number(fields, "overhead", TIME, place)} if "overhead" in fields else {}

@@ -1,4 +1,7 @@
-"""Dataclasses of a cluster's parts: devices, the link inside a node, the network between nodes."""
+"""Defines the parts of a cluster: devices, the link inside a node, the network between nodes.
+
+The keys of a cluster file have the same names as these fields; description.py lists them.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +141,7 @@ class Library(str, Enum):
 
 @dataclass(frozen=True)
 class Collectives:
-    """How collectives run on a cluster, and what its switches do for them."""
+    """How collectives run on a cluster: the library, and whether switches reduce."""
 
     library: Library = Library.PLAIN
     nvls: bool = False  # NVSwitches reduce and multicast inside a node (NVLink SHARP)

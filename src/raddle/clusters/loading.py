@@ -1,4 +1,4 @@
-"""Makes a cluster from what a user writes: a preset's name, perhaps with a size, or the path of a file."""
+"""Makes a cluster from a user's text: a preset's name, perhaps with a size, or the path of a file."""
 
 from __future__ import annotations
 

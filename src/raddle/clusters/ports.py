@@ -29,7 +29,8 @@ Pair = tuple[int, int]  # numbers of two links, one for each direction
 class Ports:
     """The numbered links. `names[i]` is the name of link i; the other fields say whose link it is.
 
-    Each of these has pairs of link numbers (out, in): what leaves and what reaches the key's device.
+    The others map a device, or a node, to a pair of link numbers (out, in): for data that leave it and for
+    data that reach it.
     """
 
     names: list[str] = field(default_factory=list)

@@ -69,7 +69,7 @@ def _groups(cluster: Cluster) -> list[list[int]]:
     """Returns the sets of equal nodes: consecutive nodes with equal devices, link and network."""
 
     def content(a: int) -> object:
-        """Returns all that two equal nodes have in common; a: a node."""
+        """Returns the properties of node a that decide whether it equals another node."""
         kinds = [cluster.devices[d].kind for d in cluster.members(a)]
         return kinds, cluster.node_links[a], cluster.node_networks[a]
 

@@ -15,7 +15,7 @@ from typing import Any
 from raddle.errors import InputError
 
 TIMEOUT_SECONDS = 20.0  # a command takes milliseconds, but longer on a machine that swaps
-# What a lab needs, for error messages.
+# The requirements of a lab, for error messages.
 REQUIREMENTS = "the rights of root, and a kernel with veth, bridge, tbf and TCP cubic"
 
 

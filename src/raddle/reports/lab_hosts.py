@@ -1,4 +1,4 @@
-"""Prints the results of `raddle lab`: a table of hosts, and what `raddle lab down` removed.
+"""Prints the results of `raddle lab`: a table of hosts, and a sentence after `raddle lab down`.
 
 A lab is a set of hosts (network namespaces) on one machine, with a network of limited rate between them.
 """

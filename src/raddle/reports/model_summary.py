@@ -100,7 +100,7 @@ def _backward_flops(op: Op, differentiable: set[str]) -> int:
     if not _is_contraction(op):
         return 0
     grad_inputs = [i for i, name in enumerate(op.inputs) if name in differentiable]
-    # With an input's number, `work` is that of computing the gradient of this input.
+    # With an input's number, `work` counts the computation of this input's gradient.
     return sum(work(op, op.space.full, i).flops for i in grad_inputs)
 
 

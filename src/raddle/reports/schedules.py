@@ -14,7 +14,7 @@ from raddle.plans.schedules import SCHEDULES, peak_versions
 
 
 def schedule_names() -> list[dict[str, str]]:
-    """Return the name and a one-line summary ("what") of each schedule that raddle has."""
+    """Return the "name" of each schedule that raddle has, and its summary in one line, "what"."""
     return [{"name": entry.name, "what": entry.summary} for entry in SCHEDULES.values()]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -92,6 +93,8 @@ def parallelize(
     place = _place(device)
     if accumulate < 1:
         raise InputError(f"accumulate is {accumulate}: it needs at least one step.")
+    if autocast is not None:
+        warn_of_emulation(autocast, place)
     transport = transport or join(place, backend, timeout)
     try:
         return _trainer(
@@ -132,6 +135,19 @@ def _trainer(
     program = lower(graph, plan_for_running(parsed_plan))
     check(program)
     return Trainer(model, program, optimizer, transport, place, loss=loss, **settings)
+
+
+def warn_of_emulation(autocast: torch.dtype, place: torch.device) -> None:
+    """Warns if a GPU has no units for the dtype of mixed precision; it computes all the same."""
+    if (
+        autocast == torch.bfloat16
+        and place.type == "cuda"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        warnings.warn(
+            "this GPU only emulates bfloat16, which is slow: pass autocast=torch.float16, or None.",
+            stacklevel=3,
+        )
 
 
 def _place(device: torch.device | str | None) -> torch.device:

@@ -2,16 +2,19 @@
 
 P3 (`p3`: Priority-based Parameter Propagation, arXiv 1905.03960) sends slices of gradients to servers
 through the host's memory. P3 and smaller buckets are tried only if every device has a node of its own.
-`p3:collective` all-reduces the slices instead of sending them to servers; it is always tried.
+`p3:collective` all-reduces the slices instead of sending them to servers; it is always tried. HSDP
+(`sharded,group=N`), with the devices of a node as a group, is tried if several nodes have N devices each.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 from raddle.clusters import Cluster
 from raddle.costs.host_overhead import has_host_overhead
+from raddle.errors import InputError
 from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.plan import Plan
 from raddle.plans.sync.servers import DEFAULT_SLICE
@@ -52,8 +55,26 @@ def with_fastest_sync(
         if one_device_per_node
         else (step_seconds(plan), plan)
     )
-    collective = with_order(replace(plan, sync="p3:collective"))
-    return collective if step_seconds(collective) < (1 - MARGIN) * fastest_seconds else fastest
+    candidates = [with_order(replace(plan, sync="p3:collective"))]
+    if group_size := _devices_per_node(cluster):
+        candidates.append(replace(plan, sync=f"sharded,group={group_size}"))
+    for candidate in candidates:
+        try:
+            seconds = step_seconds(candidate)
+        except InputError:
+            if not candidate.parsed_sync.group_size:
+                raise
+            continue  # the plan's tiles do not allow such groups
+        if seconds < (1 - MARGIN) * fastest_seconds:
+            fastest_seconds, fastest = seconds, candidate
+    return fastest
+
+
+def _devices_per_node(cluster: Cluster) -> int:
+    """Returns how many devices every node has; 0 if nodes differ, have one device, or there is one node."""
+    counts = Counter(device.node for device in cluster.devices)
+    sizes = set(counts.values())
+    return sizes.pop() if len(counts) > 1 and len(sizes) == 1 and sizes != {1} else 0
 
 
 def _with_buckets_or_p3(plan: Plan, step_seconds: Callable[[Plan], float]) -> tuple[float, Plan]:

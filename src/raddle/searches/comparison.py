@@ -150,7 +150,7 @@ def add_speedups(rows: Iterable[dict[str, Any]]) -> None:
 def speedup_over_data(evaluated: EvaluatedPlan, profile: Profile | None = None) -> float | None:
     """Returns the speedup of a plan over data parallelism; None if data parallelism cannot be applied.
 
-    Also None for asynchronous plans: they train with older weights, so the times do not compare.
+    It is also None for asynchronous plans: they train with older weights, so the times do not compare.
     """
     plan, _, timeline = evaluated
     if is_asynchronous(plan):

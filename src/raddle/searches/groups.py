@@ -41,16 +41,16 @@ class Member(NamedTuple):
 
     op: Op
     how: str = BY_LETTERS
-    ref: str = ""  # name of another member
-    operand: int = 0
-    output: int = 0
+    ref: str = ""  # name of the other member; "" if BY_LETTERS
+    operand: int = 0  # number of the operand through which one of the two reads the other
+    output: int = 0  # number of the output that is read
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
     """Operators that share a configuration."""
 
-    members: tuple[Member, ...]  # the anchor first; each comes after its `ref`
+    members: tuple[Member, ...]  # the anchor comes first, and each other member after its `ref`
     letters: tuple[str, ...]  # letters that can be split, samples (n) first
     sizes: tuple[int, ...]  # by letter, the smallest size of its dimension in a BY_LETTERS member
     # Summed letters: their parts are partial sums.
@@ -87,13 +87,16 @@ def find_groups(graph: Graph) -> tuple[Group, ...]:
     return tuple(_new_group(graph, root, group_members) for root, group_members in by_group.items())
 
 
-Memberships = dict[str, tuple[str, Member]]  # operator -> (root: key of its group, its member)
+Memberships = dict[
+    str, tuple[str, Member]
+]  # name of an operator -> (root of its group, its Member)
 
 
 def _join_producers(graph: Graph) -> Memberships:
-    """Returns each operator's group: that of a value that it reads element by element, or a new group.
+    """Returns each operator's group: the group that makes a value which it reads element by element.
 
-    Of several such values, the one with the most dimensions is taken; of these, the one produced last.
+    An operator without such a value starts a new group. Of several such values, the value with the most
+    dimensions decides; of equal ones, the value that is made last.
     """
     independent = batch_independent(graph)
     # value -> (operator that produces the value, number of the output)

@@ -154,8 +154,8 @@ class PlanSpace:
     def uneven(self, g: int, configuration: Configuration) -> Configuration | None:
         """Returns the configuration with samples in proportion to its devices' speeds.
 
-        None if it does not split the samples, splits other letters too, or its devices are equally fast.
-        Also None if there are fewer samples than devices.
+        The result is None if the configuration does not split the samples, splits other letters too, or has
+        equally fast devices. It is also None if there are fewer samples than devices.
         """
         group = self.groups[g]
         split = [x for x, n in zip(group.letters, configuration.degrees, strict=True) if n > 1]

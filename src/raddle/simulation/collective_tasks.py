@@ -86,7 +86,7 @@ class CollectiveTasks:
             gates = np.repeat(gate, len(ring))
             table.wait_for_instructions(gates, instruction.deps, ring)
             duration, first, second, sent = self._ring_columns(kind, members, nbytes)
-            # The ring also waits for all that its members did before it in the program.
+            # The ring also waits for everything that its members do before it in the program.
             if in_order:
                 table.add_dependencies(gates, table.last_task[ring])
             if self.has_host_overhead:

@@ -1,4 +1,4 @@
-"""Adds the tasks of what devices compute: runs of operators, merges of partial results, updates.
+"""Adds the tasks of computations on devices: runs of operators, merges of partial results, updates.
 
 Merges and updates are memory passes: reads or writes of some bytes, limited by the memory's bandwidth. A
 cell is a box of an output that some devices merge from partial results (program.Cell). A variant is a graph

@@ -120,7 +120,7 @@ class Substitutes(TorchFunctionMode):
 
 
 def _masked_shape(op: Op) -> tuple[int, ...]:
-    """The shape of the tensor that an operator with dropout drops elements of."""
+    """Return the shape of the tensor of which an operator with dropout drops elements."""
     if op.kind == "attention":
         return weights_shape(op)
     return tuple(d.size for d in op.space.dims)

@@ -1,7 +1,8 @@
 """Inception v3: Szegedy et al. 2016, "Rethinking the Inception architecture for computer vision".
 
 Layers and parameter names are torchvision's, so that its weights load. All numbers of channels are divided
-by `shrink`, which is 1 in the original network. Blocks A to E are torchvision's InceptionA to InceptionE.
+by `shrink`, which is 1 in the original network: w64 is 64 channels divided by `shrink`. Blocks A to E are
+torchvision's InceptionA to InceptionE.
 """
 
 import torch
@@ -69,7 +70,7 @@ class Inception3(nn.Module):
         return block.channels
 
     def _run(self, x: Tensor, *prefixes: str) -> Tensor:
-        """Returns the output of the blocks whose names have one of these prefixes, one after the other."""
+        """Passes x through the blocks whose names have one of these prefixes; returns the last output."""
         for name, block in self.named_children():
             if name.startswith(prefixes):
                 x = block(x)

@@ -14,11 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_plans import pipeline, tiny
-from random_plans import random_plan, random_sync
+from random_plans import SYNCS, random_plan, random_sync
 from small_models import MODELS, make_plan, mlp, small
 
 from raddle.errors import InputError
+from raddle.graph.box import Box
 from raddle.plans.schedules import ASYNCHRONOUS, MAKERS
+from raddle.plans.tiling import Irregular, Tile
 from raddle.program.checks.check import check
 from raddle.program.checks.collective_order import (
     Entry,
@@ -28,7 +30,7 @@ from raddle.program.checks.collective_order import (
     find_deadlock,
     orders,
 )
-from raddle.program.communicators import Communicator, direction_of
+from raddle.program.communicators import Communicator, direction_of, groups_of
 from raddle.program.lower import lower
 from raddle.program.program import Gather, Move, Program, Reduce
 from raddle.runtime.actions import (
@@ -37,6 +39,7 @@ from raddle.runtime.actions import (
     StartAllReduce,
     StartGather,
     StartReduceScatter,
+    StartReplicaSum,
     StartSliceAllReduce,
 )
 from raddle.runtime.build_actions import build_actions
@@ -85,7 +88,8 @@ def some_program(seed: int) -> Program:
         return lower(piped.graph, pipeline(piped, workers, microbatches, schedule))
     graph = small(rng.choice(MODELS[:3]))[1]
     devices = rng.randint(2, 5)
-    return lower(graph, random_plan(graph, devices, seed, sync=random_sync(devices, rng), steps=2))
+    sync = rng.choice([*SYNCS, random_sync(devices, rng)])
+    return lower(graph, random_plan(graph, devices, seed, sync=sync, steps=2))
 
 
 def swaps(program: Program) -> list[tuple[int, int]]:
@@ -140,11 +144,24 @@ def of_actions(program: Program, d: int) -> list[tuple[object, ...]]:
                 batch, first_tag = set(), -1
         elif isinstance(action, StartAllReduce):
             entered.append(("collective", rank.buckets[action.bucket].devices))
+        elif isinstance(action, StartReplicaSum):
+            entered.append(("collective", rank.blocks[action.block].replicas))
         elif isinstance(action, StartReduceScatter | StartGather):
             entered.append(("collective", rank.blocks[action.block].devices))
         elif isinstance(action, StartSliceAllReduce):
             entered.append(("collective", program.bundles[action.number].devices))
     return [entry for entry in entered if entry[0] == "messages" or len(entry[1]) > 1]  # type: ignore[arg-type]
+
+
+def expected_of(program: Program, d: int) -> list[tuple[object, ...]]:
+    """What a device enters in the first step, of which the actions are."""
+    return [
+        ("messages", e.communicator.direction)
+        if e.communicator.direction
+        else ("collective", e.devices)
+        for e in entries(program)
+        if d in e.devices and program.instructions[e.instruction].key.step == 0
+    ]
 
 
 @settings(max_examples=30)
@@ -164,6 +181,25 @@ def test_actions_have_the_checked_order(seed: int) -> None:
             for e in first_step
             if d in e.devices
         ]
+
+
+def test_groups_with_some_of_the_same_replicas_are_blocks_of_their_own_on_all_devices() -> None:
+    """Rows 0-3 are held by 0 1 | 2 3, rows 4-7 by 0 1 | 2 4: those of device 0 have the same replica, 2."""
+    op = mlp().op("fc1")
+    c = [dim.name for dim in op.space.dims].index("c")
+
+    def rows(low: int, high: int) -> Box:
+        full = op.space.full
+        return Box((*full.lo[:c], low, *full.lo[c + 1 :]), (*full.hi[:c], high, *full.hi[c + 1 :]))
+
+    tiles = [Tile(rows(0, 4), d) for d in (0, 1, 2, 3)] + [
+        Tile(rows(4, 8), d) for d in (0, 1, 2, 4)
+    ]
+    plan = make_plan(mlp(), {}, 5, sync="sharded,group=2")
+    program = lower(mlp(), replace(plan, tiles={**plan.tiles, "fc1": Irregular(tuple(tiles))}))
+    check(program)
+    for d in range(5):
+        assert of_actions(program, d) == expected_of(program, d)
 
 
 # -- programs that are refused ---------------------------------------------------------------------------
@@ -202,7 +238,7 @@ def test_every_transfer_is_an_entry() -> None:
         if isinstance(i, Move):
             assert len(mine) == len({direction_of(m) for m in i.messages})
         elif isinstance(i, Reduce | Gather):
-            assert {e.devices for e in mine} == {r.devices for rs in i.regions for r in rs}
+            assert [e.devices for e in mine] == list(groups_of(i))
         else:
             assert not mine
 

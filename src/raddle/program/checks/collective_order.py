@@ -63,13 +63,14 @@ def entries(program: Program) -> Iterator[Entry]:
     everyone = tuple(range(program.plan.devices))
     for number, i in enumerate(program.instructions):
         if isinstance(i, Reduce | Gather):
-            # Each dtype has a buffer and so a collective of its own.
-            buffers = dict.fromkeys(
-                (region.devices, program.graph.values[name].dtype)
+            # Regions with the same holders and of the same dtype share a buffer.
+            buffers = {
+                (region.devices, program.graph.values[name].dtype): region
                 for name, regions in zip(i.parameters, i.regions, strict=True)
                 for region in regions
-            )
-            for place, (devices, _) in enumerate(buffers):
+            }
+            rings = [ring for r in buffers.values() for ring in r.rings(i.collective)]
+            for place, devices in enumerate(rings):
                 yield Entry(number, place, devices, Communicator(devices))
         elif isinstance(i, Move) and not is_sent_by_priority(program, i):
             for place, direction in enumerate((UP, DOWN)):

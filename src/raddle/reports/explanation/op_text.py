@@ -110,7 +110,7 @@ def _letter_table(console: Console, group: Mapping[str, Any]) -> Table:
 
 
 def _show_alternatives(console: Console, result: Mapping[str, Any]) -> None:
-    """Print the table of alternatives (the fastest other splits), and what each would change and why.
+    """Print the table of alternatives (the fastest other splits), and the changes that each would bring.
 
     result["overlapping"]: steps overlap (no flush), so that times are those of an average step.
     """

@@ -21,7 +21,7 @@ from raddle.reports.units import (
     bytes_text,
 )
 
-BOUND_REASONS = {  # what sets the lower bound, by the value of "binding"
+BOUND_REASONS = {  # the reason for the lower bound, by the value of "binding"
     "work": "all the work, spread evenly over the devices",
     "path": "operators that wait for each other, one after the other",
     "message": "a single message",

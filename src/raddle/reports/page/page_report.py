@@ -131,7 +131,7 @@ def _simulate_given(
     timeline = simulate_steps(
         micro_batch, given.plan, devices_of_plan(given.plan, cluster), profile
     )
-    search_metrics = ("search_s", "lower_bound_ms")  # those that only the plan file has
+    search_metrics = ("search_s", "lower_bound_ms")  # metrics that only the plan file has
     row = predicted_metrics(timeline) | {k: given.plan.predicted.get(k) for k in search_metrics}
     return Entry(label, row, given.plan, timeline, given.run, from_user=True)
 

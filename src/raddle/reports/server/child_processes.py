@@ -74,7 +74,7 @@ def failure_reason(code: int, messages: list[str]) -> str:
 
 
 def parse_printed_json(text: str) -> dict[str, Any]:
-    """Return the JSON object at the end of what a sub-command of raddle prints with --json.
+    """Return the JSON object at the end of the output of a sub-command of raddle with --json.
 
     A model file of the user may have printed something before it.
     """

@@ -25,7 +25,7 @@ class ReportRequest:
     cluster: str
     batch: int | None  # None: the model's default
     methods: tuple[str, ...]
-    searches: tuple[str, ...]  # those of `methods` that search, and so can be stopped early
+    searches: tuple[str, ...]  # the `methods` that search, which can be stopped early
     budget: float  # seconds for each search
 
     def arguments(self, output: str) -> list[str]:

@@ -47,7 +47,7 @@ class ServerRoutes:
         self.explanations = Explanations(self.report_folder, self.children)
         self.choices = Choices(self.children)
         self.get: dict[str, Callable[[], dict[str, Any]]] = {
-            "/api/offer": self._choices,  # what the page offers: models, clusters, methods
+            "/api/offer": self._choices,  # the choices of the page: models, clusters, methods
             "/api/state": self._state,
             "/api/reports": lambda: {"reports": self.report_folder.list_reports()},
         }

@@ -1,4 +1,4 @@
-"""Prints the names of the zoo's models (those of raddle), and the layers of one, for `raddle models`."""
+"""Prints the names of raddle's models (the zoo), and the layers of one model, for `raddle models`."""
 
 from __future__ import annotations
 

@@ -28,6 +28,9 @@ class _BlockKey(NamedTuple):
 
     devices: tuple[int, ...]  # the group of this device
     replicas: tuple[int, ...]  # the devices with the same shards, or none
+    # All devices that hold the regions. Without them, two regions with the same replicas on this device,
+    # but different ones on another of its group, would be one block here and two blocks there.
+    holders: tuple[int, ...]
     dtype: torch.dtype
 
 
@@ -69,6 +72,7 @@ class ShardBuilder:
                         next(r for r in region.replicas if self.device in r)
                         if region.group_size
                         else (),
+                        region.devices,
                         dtype,
                     )
                     by_group.setdefault(key, []).append((name, region))

@@ -79,7 +79,9 @@ class Segments:
         arguments = [*weights, *nondifferentiable]
         # Addresses of the weights that are ZeRO-3 parameters, gathered for this call; usually empty.
         gathered_memory = self.store.gathered.storage_addresses(call.weights)
-        if builds_graph:
+        # Without gradients, PyTorch may choose another attention kernel, which would draw other masks. So
+        # the first forward of a recomputed call with native dropout runs as the second one does.
+        if builds_graph or (call.recompute and call.random_stream):
             pairs = [make_leaf(value) for value in inputs]
             leaves, inputs = [leaf for leaf, _ in pairs], [value for _, value in pairs]
             del pairs

@@ -117,6 +117,7 @@ class MultiChain:
                 self._restart(self.chains[0])
 
     def _report_progress(self, start: str, budget: float) -> None:
+        """Reports the best time so far. start: name of the start of the chain that has just run."""
         best = self.best.best_time / 1e6
         progress: dict[str, Any] = {
             "step": f"from {start}, best {best:.4g} ms",

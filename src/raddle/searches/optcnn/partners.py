@@ -6,8 +6,9 @@ Member: an operator of a group. A group's operators are split together, along le
 Layout (layouts.py): for one member, the tile that each device has in each configuration of the group.
 Lattice (ranges.py): all configurations of the group. In each, the devices form a grid with one axis for
 each letter; a device has a coordinate along each axis, as in a device mesh.
-Placement (layouts.py): what decides which devices have a tile, if that follows from their coordinates. It
-is None if several letters may cut one dimension; then each configuration's tiles were computed singly.
+Placement (layouts.py): the properties of a member from which, with a device's coordinates, it follows
+whether the device has a tile. It is None if several letters may cut one dimension; then the tiles of each
+configuration were computed separately.
 Sampled devices (transfers.py): all devices or, to save time, about 64 of them, if the cluster has more and
 summed letters may not be split.
 """
@@ -59,9 +60,11 @@ def find_partners(layout: MemberLayout, node: Array) -> Partners:
 def _from_axes(layout: MemberLayout) -> tuple[Array, ...]:
     """Finds partners by coordinates: partners differ in axes that split summed dimensions.
 
-    Copies differ in axes that split no dimension. Returns sum_id, rank, count, is_first_copy, partials.
+    Copies differ in axes that split no dimension. Returns arrays [x, d]: sum_id, the same number for
+    partners; and rank, partner_count, is_first_copy and partials, as in Partners.
     """
-    # lattice.parts, strides: [x, a], parts of a letter, and distance of the devices of neighbouring parts
+    # lattice.parts: [x, a], number of parts of a letter. lattice.strides: [x, a], the difference of the
+    # numbers of two devices that have neighbouring parts of the letter.
     lattice = layout.lattice
     rank = np.zeros(layout.present.shape, np.int64)
     first = np.broadcast_to(lattice.devices, rank.shape)  # the first of the partners, as sum_id
@@ -85,7 +88,7 @@ def _from_tiles(layout: MemberLayout) -> tuple[Array, ...]:
     """Finds partners by comparing the tiles of every two sampled devices, for layouts without a placement.
 
     Partners have a partial sum of the same box of the output, and the same copy number (0: first copy).
-    Returns as _from_axes does.
+    Returns the same arrays as _from_axes.
     """
     present = layout.present
     output_dims = sorted({d for output in layout.space.outputs for d in output})

@@ -87,7 +87,7 @@ class SyncTimes:
     def _bucketed_seconds(self, rings: _Rings, nbytes: Array) -> Array:
         """Returns [x]: seconds to all-reduce `nbytes` [x].
 
-        Less than a bucket takes its part of a bucket's time.
+        Fewer bytes than a bucket take a proportional part of a bucket's time.
         """
         seconds = rings.bucket_seconds[rings.set_of] * (nbytes / DEFAULT_BUCKET)
         for x in np.flatnonzero((nbytes > DEFAULT_BUCKET) & (seconds > 0)):

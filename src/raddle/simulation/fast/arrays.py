@@ -5,7 +5,7 @@ tuples of arrays in place of objects:
 
     Tape      the instructions of a graph in their order, recorded once, the same for all plans (tape.py)
     Slots     of the current plan: which rows of the Arena belong to each instruction (plan_rows.py)
-    Arena     tables of rows: what is computed, sent and synchronised, by all plans so far (store.py)
+    Arena     tables of rows: computations, messages and synchronisations of all plans so far (store.py)
     StepDag   the nodes and edges of one step, which kernel.py writes and simulates
 
 A slot is a pair (first row, number of rows) of a table. Example: the forward slot of operator i points to

@@ -5,7 +5,7 @@ This module is a part of the fast simulation, with which searches time thousands
 
 Rows go into the store (store.py); the methods return their slot (first row, number of rows). A cost key is
 equal for operators whose tiles of the same shape take equally long (ComputeCosts.cost_key). active: the
-values through which gradients flow. bn: over what batch norm takes its statistics (plans/plan.py).
+values through which gradients flow. bn: the scope of batch norm's statistics (plans/plan.py).
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ FIELD_PHRASES = {  # unsupported fields in words, for errors; see plans/plan.py
     "order": "a fixed order of all-reduces",
     "microbatches": "micro-batches",
     "recompute": "recomputation",
-    "dropout": "exact dropout of attention",
     "split_backward": "a split backward",
     "sums": "partial results that are summed on chosen devices",
     "steps": "several steps",

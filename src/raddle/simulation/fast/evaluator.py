@@ -14,8 +14,8 @@ come from a cache. Then one JIT-compiled function assembles the step from the ro
 Searches use it. A plan that it does not support is refused (coverage.py); `simulate` supports all plans.
 """
 
-# i: operator, j: operator that reads a value, k: number of an operand, v: value, d: device. plan.bn: over
-# what batch norm takes its statistics (plans/plan.py)
+# i: operator, j: operator that reads a value, k: number of an operand, v: value, d: device. plan.bn: the
+# samples over which batch norm takes its statistics (plans/plan.py)
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def message_host_nanoseconds(
 
 
 _Ring = tuple[Collective, tuple[int, ...]]  # kind of collective, devices
-# Kind, devices of each ring, and what tells apart sets with equal rings: see RingNumbers.
+# Kind, devices of each ring, and a value that distinguishes sets with equal rings: see RingNumbers.
 _RingSet = tuple[Collective, tuple[tuple[int, ...], ...], Hashable]
 
 

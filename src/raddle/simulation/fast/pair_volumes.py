@@ -63,7 +63,7 @@ def pair_volumes(
             i += 1
             missing_boxes[0] = needs[need]
             missing_count = 1
-            for k in range(held_count):  # subtract what the device holds
+            for k in range(held_count):  # subtract the boxes that the device holds
                 remaining_count = 0
                 for m in range(missing_count):
                     remaining_count = _subtract(

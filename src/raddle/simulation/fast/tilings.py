@@ -44,7 +44,7 @@ class Reader(NamedTuple):
 
 
 class Tilings:
-    """All numbered tilings; bn: over what batch norm takes its statistics (plans/plan.py)."""
+    """All numbered tilings; bn: the scope of batch norm's statistics (plans/plan.py)."""
 
     def __init__(self, bn: str) -> None:
         self.bn = bn

@@ -118,7 +118,7 @@ class ValueRows:
 
         def build() -> tuple[Slot, Slot]:
             # Readers that may need boxes of other devices. always_local: each tile of the reader reads only
-            # what its device has computed.
+            # elements that its device has computed.
             remote = [
                 r for r in readers
                 if source.merge_key is not None or not always_local(

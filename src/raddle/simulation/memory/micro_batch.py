@@ -24,7 +24,7 @@ from raddle.simulation.memory.value_sizes import ValueSizes
 
 
 def record_micro_batch(ledger: Ledger, numbers: Sequence[int], sizes: ValueSizes) -> None:
-    """Adds the entries of a micro-batch to the ledger; numbers: those of its instructions."""
+    """Adds the entries of a micro-batch to the ledger; numbers: the numbers of its instructions."""
     _MicroBatchMemory(ledger, MicroBatchTimes(ledger, numbers), sizes).record()
 
 

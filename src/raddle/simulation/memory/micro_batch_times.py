@@ -21,7 +21,7 @@ from raddle.simulation.memory.value_sizes import ValueSizes
 
 
 class MicroBatchTimes:
-    """The times of one micro-batch; numbers: those of its instructions.
+    """The times of one micro-batch; numbers: the numbers of its instructions.
 
     spans: by (operator, phase), its start and end by device; phases "Fm" and "Bm" are the merges of its
     partial results, forward and backward. flights: by (value, kind of message), the messages.

@@ -1,0 +1,125 @@
+"""In bfloat16, raddle's gradients are as near to those of float64 as plain PyTorch's, compiled or not."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from timeouts import HANG
+from torch import Tensor, nn
+
+import raddle
+from raddle.program.lower import lower
+from raddle.runtime.execution.compiled_functions import CompiledFunctions
+from raddle.runtime.trainer import Trainer, warn_of_emulation
+from raddle.transport.join import join
+
+SEEDS = range(4)
+MOST = 1.1  # by which the error may exceed plain PyTorch's
+
+
+class Layer(nn.Module):
+    """A transformer's layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.project = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 64), nn.GELU(), nn.Linear(64, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = (
+            t.unflatten(-1, (2, -1)).transpose(1, 2)
+            for t in self.project(self.norm(x)).chunk(3, -1)
+        )
+        y = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + y.transpose(1, 2).flatten(2)
+        return x + self.mlp(x)
+
+
+def transformer() -> tuple[nn.Module, Tensor]:
+    model = nn.Sequential(Layer(32), Layer(32), nn.Flatten(), nn.Linear(8 * 32, 5))
+    return model, torch.randn(16, 8, 32)
+
+
+def convolutions() -> tuple[nn.Module, Tensor]:
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.GELU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16 * 16, 5),
+    )  # fmt: skip
+    return model, torch.randn(16, 3, 12, 12)
+
+
+Make = Callable[[], tuple[nn.Module, Tensor]]
+
+
+def plain_gradients(
+    model: nn.Module, x: Tensor, y: Tensor, *, autocast: bool, compiled: bool = False
+) -> Tensor:
+    run = torch.compile(model, fullgraph=True, dynamic=False) if compiled else model
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        loss = nn.functional.cross_entropy(run(x), y)
+    loss.backward()
+    return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
+
+
+def raddle_gradients(model: nn.Module, x: Tensor, y: Tensor, *, compiled: bool) -> Tensor:
+    """The gradients, as the change of the parameters in a step of SGD with a learning rate of 1."""
+    loss, place = nn.functional.cross_entropy, torch.device("cpu")
+    graph = raddle.capture(model, [x], targets=[y], loss=loss)
+    program = lower(graph, raddle.search(graph, raddle.cluster("local:1"), "data"))
+    trainer = Trainer(
+        model, program, lambda p: torch.optim.SGD(p, lr=1.0), join(place, None, HANG), place,
+        loss=loss, autocast=torch.bfloat16, functions=CompiledFunctions("default" if compiled else None),
+    )  # fmt: skip
+    before = trainer.state_dict()
+    trainer.step(x, y)
+    after = trainer.state_dict()
+    trainer.close()
+    names = [name for name, _ in model.named_parameters()]
+    return torch.cat([(before[n].double() - after[n].double()).flatten() for n in names])
+
+
+def check(make: Make, *, compiled: bool) -> None:
+    """Compares the squares of the errors, summed over seeds: one gradient's error is partly luck."""
+    plain_error = raddle_error = 0.0
+    for seed in SEEDS:
+        torch.manual_seed(seed)
+        model, x = make()
+        y = torch.randint(5, (len(x),))
+        exact = plain_gradients(copy.deepcopy(model).double(), x.double(), y, autocast=False)
+        plain = plain_gradients(copy.deepcopy(model), x, y, autocast=True, compiled=compiled)
+        ours = raddle_gradients(copy.deepcopy(model), x, y, compiled=compiled)
+        plain_error += float((plain - exact).square().sum())
+        raddle_error += float((ours - exact).square().sum())
+        assert float((ours - exact).norm()) < 0.1 * float(exact.norm())
+    assert raddle_error**0.5 <= MOST * plain_error**0.5
+    assert plain_error > 0
+
+
+@pytest.mark.parametrize("make", [transformer, convolutions])
+def test_as_precise_as_plain(make: Make) -> None:
+    check(make, compiled=False)
+
+
+def test_a_gpu_without_bfloat16_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    with pytest.warns(UserWarning, match="this GPU only emulates bfloat16"):
+        warn_of_emulation(torch.bfloat16, torch.device("cuda"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_emulation(torch.float16, torch.device("cuda"))
+        warn_of_emulation(torch.bfloat16, torch.device("cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize("make", [transformer, convolutions])
+def test_as_precise_as_plain_compiled(make: Make) -> None:
+    torch.compiler.reset()
+    check(make, compiled=True)
