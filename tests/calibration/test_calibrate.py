@@ -100,6 +100,7 @@ def test_a_cluster_without_a_network_has_no_bandwidth_of_it() -> None:
 
 def test_after_is_added_where_a_kind_has_it() -> None:
     assert [with_after(sync) for sync in (
-        "allreduce", "ps:sliced", "server:after", "p3", "sharded", "sharded:parameters"
+        "allreduce", "ps:sliced", "server:after", "p3", "sharded", "sharded:parameters",
+        "sharded,group=2", "sharded:parameters,group=2",
     )] == ["allreduce:after", "ps:sliced,after", "server:after", "p3", "sharded:after",
-           "sharded:parameters"]  # fmt: skip
+           "sharded:parameters", "sharded:group=2,after", "sharded:parameters,group=2"]  # fmt: skip

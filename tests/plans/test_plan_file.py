@@ -31,6 +31,7 @@ from raddle.plans.plan_file import from_dict, read, save, to_dict
             "server",
             "sharded",
             "sharded:parameters",
+            "sharded,group=2",
             "ps:one",
             "ps:greedy,slice=9",
             "p3:slice=7",

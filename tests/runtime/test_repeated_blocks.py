@@ -20,6 +20,7 @@ from raddle.program.lower import lower
 from raddle.program.program import Program
 from raddle.program.repeated_blocks import Repetition, block_borders, longest_repetition
 from raddle.program.segments import segments
+from raddle.runtime.actions import Forward
 from raddle.runtime.execution.compiled_functions import CompiledFunctions
 from raddle.runtime.trainer import Trainer
 from raddle.transport.join import join
@@ -66,14 +67,16 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(
             nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
         )
-        self.dropout = nn.Dropout(dropout)
+        self.dropout, self.attention_dropout = nn.Dropout(dropout), 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(x)
         heads = (
             layer(y).view(*x.shape[:2], 2, -1).transpose(1, 2) for layer in (self.q, self.k, self.v)
         )
-        y = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        y = nn.functional.scaled_dot_product_attention(
+            *heads, dropout_p=self.attention_dropout, is_causal=True
+        )
         x = x + self.dropout(y.transpose(1, 2).reshape(x.shape))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
@@ -139,6 +142,24 @@ def test_blocks_are_compiled_once(microbatches: int) -> None:
         for t in (trainer, plain):
             t.close()
     assert counts[0] == counts[1]
+
+
+def test_blocks_with_native_dropout_are_compiled_once() -> None:
+    """They share a function, and each sets the random generator for its own masks."""
+    for layers in (2, 4):
+        torch.compiler.reset()
+        model, backend = transformer(layers), CountingBackend()
+        for block in model.modules():
+            if isinstance(block, Block):
+                block.attention_dropout = 0.2
+        trainer = trainer_of(model, backend)
+        for _ in range(3):
+            trainer.step(*batch(4))
+        assert backend.counts == (3, 3, 0)
+        forwards = [a for a in trainer.executor.rank_actions.actions if isinstance(a, Forward)]
+        streams = [a.call.random_stream for a in forwards if a.call.random_stream]
+        assert len(set(streams)) == len(streams) == layers
+        trainer.close()
 
 
 def test_a_model_without_repetition_is_one_graph() -> None:

@@ -16,7 +16,7 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plans.pipelining import steps_to_simulate
 from raddle.plans.plan import Plan
-from raddle.plans.sync import KINDS
+from raddle.plans.sync import KINDS, split_sync
 from raddle.plans.sync.sync_kind import AFTER
 from raddle.program.lower import lower
 from raddle.searches.planning import build_plan, run_method
@@ -82,8 +82,7 @@ class Prediction:
 
 def with_after(sync: str) -> str:
     """Returns the sync kind with the option `after`; unchanged if it has the option or cannot have it."""
-    name, colon, options = sync.partition(":")
-    words = options.split(",") if colon else []
+    name, words = split_sync(sync)
     if AFTER in words or AFTER not in KINDS[name].option_patterns or "parameters" in words:
         return sync
     return f"{name}:{','.join([*words, AFTER])}"

@@ -166,7 +166,7 @@ def make_kernel(op: Op, box: Box, device: torch.device | str = "cpu") -> Kernel:
 
 
 def tensor_attr(op: Op) -> int | None:
-    """The attribute that an operator's kernel also takes as a tensor; None: there is none."""
+    """Returns the attribute that an operator's kernel also takes as a tensor; None: there is none."""
     name = OPERATOR_KINDS[op.kind].tensor_attr
     return op.attrs.get(name) if name else None
 

@@ -194,7 +194,7 @@ class GradientSync:
         return number
 
     def _instructions_before(self, row: ScriptRow) -> list[int]:
-        """The instructions of the rows that a row waits for.
+        """Returns the instructions of the rows that a row waits for.
 
         An update after a sum over replicas also waits for the reduce-scatter, because a device may have
         shards of the block without replicas.

@@ -70,7 +70,7 @@ class ParameterRegion(NamedTuple):
         return tuple(self.devices[place :: self.shard_count] for place in range(self.shard_count))
 
     def rings(self, collective: Collective) -> tuple[tuple[int, ...], ...]:
-        """The devices that take part in a collective together, in one tuple or several.
+        """Returns the devices that take part in a collective together, in one tuple or several.
 
         Shards are reduce-scattered and all-gathered within groups, and all-reduced across groups.
         """
@@ -79,7 +79,7 @@ class ParameterRegion(NamedTuple):
         return self.replicas if self.group_size else (self.devices,)
 
     def ring_elements(self, collective: Collective) -> int:
-        """The elements of the full buffer (collective_kind.py) of each ring of a collective."""
+        """Returns the elements of the full buffer (collective_kind.py) of each ring of a collective."""
         if collective is not Collective.ALL_REDUCE:
             return self.padded_elements
         return self.elements_per_shard if self.group_size else self.box.volume

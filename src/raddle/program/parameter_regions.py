@@ -48,7 +48,7 @@ def parameter_regions(
 def sharded_in_groups(
     regions: Sequence[ParameterRegion], plan: Plan
 ) -> tuple[ParameterRegion, ...]:
-    """The regions of a trained parameter, with the groups of holders that the sync kind asks for.
+    """Returns the regions of a trained parameter, with the groups of holders that the sync kind asks for.
 
     A group of all holders is the same as no groups, and a region with one holder has none. Raises
     InputError if holders cannot be divided into such groups.

@@ -238,7 +238,7 @@ class Program:
         return region.elements_per_shard if self.sharded else region.box.volume
 
     def sums_replicas(self, collective: Reduce | Gather) -> bool:
-        """Whether it all-reduces shards over their replicas in all groups (HSDP)."""
+        """Returns whether it all-reduces shards over their replicas in all groups (HSDP)."""
         return self.sharded and collective.collective is Collective.ALL_REDUCE
 
     @cached_property

@@ -35,7 +35,7 @@ class Repetition(NamedTuple):
 
 
 def block_borders(variant: Variant, device: int, ops: Sequence[Op]) -> set[int]:
-    """The positions, in the list of a device's operators, between which whole repeated blocks lie.
+    """Returns the positions, in the list of a device's operators, between which whole repeated blocks lie.
 
     Borders are chosen where the fewest bytes pass from one block to the next. The set is empty if less than
     half of the operators are in repeated blocks.
@@ -57,7 +57,7 @@ def block_borders(variant: Variant, device: int, ops: Sequence[Op]) -> set[int]:
 
 
 def longest_repetition(signatures: Sequence[Hashable]) -> Repetition | None:
-    """The repetition of most elements; of several, the one with the shortest period.
+    """Returns the repetition of most elements; of several, the one with the shortest period.
 
     >>> longest_repetition("a bcd bcd bcd e".replace(" ", ""))
     Repetition(period=3, start=1, end=10)
@@ -80,13 +80,13 @@ def longest_repetition(signatures: Sequence[Hashable]) -> Repetition | None:
 
 
 def _signature(variant: Variant, device: int, op: Op) -> Hashable:
-    """Equal for operators that do the same on this device, with other operands."""
+    """Returns a key that is equal for operators that do the same on this device, with other operands."""
     boxes = tuple(t.box for t in variant.tiles[op.name].tiles if t.device == device)
     return kernel_key(op), boxes, op.name in variant.merges
 
 
 def _bytes_that_pass(variant: Variant, ops: Sequence[Op]) -> list[int]:
-    """By position, the bytes of the values that operators before it compute and others after it read."""
+    """Returns, by position, the bytes of the values computed before it that operators after it read."""
     values = variant.graph.values
     last_reader = {name: at for at, op in enumerate(ops) for name in op.inputs}
     changes = [0] * (len(ops) + 2)
@@ -103,7 +103,7 @@ def _bytes_that_pass(variant: Variant, ops: Sequence[Op]) -> list[int]:
 
 
 def _inside_composites(variant: Variant, ops: Sequence[Op]) -> set[int]:
-    """The positions at which a cut would divide a composite, which may run as one native call."""
+    """Returns the positions at which a cut would divide a composite, which may run as one native call."""
     position = {op.name: at for at, op in enumerate(ops)}
     inside: set[int] = set()
     for fused in variant.graph.fused_calls:

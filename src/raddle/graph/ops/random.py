@@ -59,7 +59,7 @@ def drop(
     x: Tensor, seed: Tensor, box: Box, shape: Sequence[int], probability: float,
     stream: Tensor | int,
 ) -> Tensor:  # fmt: skip
-    """Dropout of a box of a tensor of this shape; the elements that remain are scaled by 1 / (1 - p).
+    """Drops elements of a box of a tensor of this shape; scales the other ones by 1 / (1 - p).
 
     stream: a number that differs between the dropouts of a model (see `next_stream`). Along a dimension
     where the box has one element, and x has more, the mask is broadcast.
@@ -105,7 +105,7 @@ declare(
 
 
 def next_stream(b: Builder) -> int:
-    """The number of a random stream that no dropout of the graph has yet.
+    """Returns the number of a random stream that no dropout of the graph has yet.
 
     It follows from how many dropouts the graph has: unlike names, their order is stable.
     """

@@ -39,7 +39,7 @@ from raddle.plans.sync.sync_kind import Sync, UnreadableOption
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DEFAULT", "EXAMPLES", "KINDS", "Sync", "check_wire_dtype", "read_sync"]
+__all__ = ["DEFAULT", "EXAMPLES", "KINDS", "Sync", "check_wire_dtype", "read_sync", "split_sync"]
 
 KINDS = {kind.name: kind for kind in (ALLREDUCE, SHARDED, SERVERS, P3, IN_ORDER_SERVER)}
 EXAMPLES = ", ".join(example for kind in KINDS.values() for example in kind.examples)
@@ -57,13 +57,8 @@ for _file in iter_modules(__path__):
 
 @lru_cache(maxsize=1024)
 def read_sync(text: str) -> Sync:
-    """Parses `plan.sync`, such as "ps:sliced,greedy". Raises InputError if it is not a sync kind.
-
-    The name ends at the first colon or comma, so that "sharded,group=8" is read as "sharded:group=8" is.
-    """
-    name = re.split("[:,]", text, maxsplit=1)[0]
-    option_text = text[len(name) + 1 :]
-    options = [w for w in option_text.split(",") if w]
+    """Parses `plan.sync`, such as "ps:sliced,greedy". Raises InputError if it is not a sync kind."""
+    name, options = split_sync(text)
     try:
         if name not in KINDS:
             raise UnreadableOption(name)
@@ -74,6 +69,15 @@ def read_sync(text: str) -> Sync:
     except UnreadableOption as error:
         detail = "" if error.option == text else f", which has {quote(error.option)}"
         raise InputError(f"sync is {quote(text)}{detail}: choose as in {EXAMPLES}.") from None
+
+
+def split_sync(text: str) -> tuple[str, list[str]]:
+    """Returns the name of a sync kind and its options.
+
+    The name ends at the first colon or comma: "sharded,group=8" is read as "sharded:group=8" is.
+    """
+    name = re.split("[:,]", text, maxsplit=1)[0]
+    return name, [word for word in text[len(name) + 1 :].split(",") if word]
 
 
 def check_wire_dtype(text: str, dtypes: Mapping[str, torch.dtype]) -> None:

@@ -1,4 +1,4 @@
-"""Checks that all devices enter collectives and batches of messages in one order: else they wait for ever.
+"""Checks that all devices enter collectives and batches of messages in one order: else they deadlock.
 
 A device that enters a collective waits until all other members have entered it. Two devices that enter two
 of them in different orders wait for each other; three devices may do so in a ring:
@@ -36,14 +36,14 @@ from raddle.program.program import Gather, Move, Program, Reduce
 class Entry(NamedTuple):
     """A collective, or a batch of messages, that devices enter together."""
 
-    instruction: int  # its number
-    place: int  # among those of the same instruction
-    devices: tuple[int, ...]  # that enter it
+    instruction: int  # the number of the instruction
+    place: int  # the entry's place among those of the same instruction
+    devices: tuple[int, ...]  # the devices that enter it
     communicator: Communicator
 
 
 def check_collective_order(program: Program) -> None:
-    """Every device enters what it takes part in, and the orders of all devices agree."""
+    """Checks that every device enters what it takes part in, and the orders of all devices agree."""
     for entry in entries(program):
         i = program.instructions[entry.instruction]
         left_out = set() if isinstance(i, Move) else set(entry.devices) - set(i.devices)
@@ -82,7 +82,7 @@ def entries(program: Program) -> Iterator[Entry]:
 
 
 def orders(program: Program) -> dict[int, list[Entry]]:
-    """By device, what it enters, in the order in which it does so."""
+    """Returns, by device, what it enters, in the order in which it does so."""
     by_device: dict[int, list[Entry]] = {d: [] for d in range(program.plan.devices)}
     for entry in entries(program):
         for d in entry.devices:
@@ -91,7 +91,7 @@ def orders(program: Program) -> dict[int, list[Entry]]:
 
 
 def check_orders(program: Program, by_device: Mapping[int, Sequence[Entry]]) -> None:
-    """With these orders, no device waits for ever. by_device: what each enters, in order."""
+    """Checks that with these orders, no device waits for ever. by_device: what each enters, in order."""
     waiting = find_deadlock(by_device)
     if waiting:
         places = ", ".join(
@@ -142,7 +142,7 @@ def _ring(by_device: Mapping[int, Sequence[Entry]], done: Mapping[int, int]) -> 
 
 
 def _check_steps_apart(program: Program) -> None:
-    """No two devices enter collectives together in several steps, where a device may choose the step."""
+    """Checks that no two devices enter collectives together in several steps of a greedy schedule."""
     last: dict[tuple[int, int], tuple[int, int]] = {}  # by pair of devices: step, instruction
     for entry in entries(program):
         if entry.communicator.direction:  # messages have tags: only gloo runs such a schedule

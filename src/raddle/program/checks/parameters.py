@@ -205,7 +205,7 @@ class _ParameterReplay:
     def _reduces(
         self, i: Instruction, regions: tuple[ParameterRegion, ...], collective: Collective
     ) -> bool:
-        """Whether an instruction sums these regions of the parameter by this collective, and no others."""
+        """Returns whether an instruction sums just these regions of the parameter, by this collective."""
         if not isinstance(i, Reduce) or i.collective is not collective:
             return False
         return dict(zip(i.parameters, i.regions, strict=True))[self.name] == regions
