@@ -1,6 +1,7 @@
 """Data-parallel training: keeps the copies of the parameters on all ranks the same.
 
-Plans use it, and so can any training script, with five lines as in Horovod:
+The runtime uses this package to run plans. Any training script can use it too, with five lines as in
+Horovod:
 
 from raddle import sync
 

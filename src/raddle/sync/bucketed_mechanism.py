@@ -2,7 +2,7 @@
 
 A mechanism is a way in which sync.Optimizer synchronises gradients (mechanism.py). `backward_passes`: calls
 of backward in a step. `settings.sync.wire_dtype`: the name of the dtype to which gradients are compressed
-for the all-reduce, as "bfloat16"; empty: they are not compressed.
+for the all-reduce, such as "bfloat16"; empty: they are not compressed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from raddle.sync.trained_parameters import TrainedParameters
 
 
 class BucketedMechanism(Mechanism):
-    """All ranks make it at the same time. The sums are complete at the end of a step's last backward.
+    """Averages gradients in p.grad; the averages are complete at the end of a step's last backward.
+
+    All ranks make this object at the same time.
 
     channels: this optimizer's communication with other ranks (channels.py).
     barrier_reason: why this mechanism is used although another sync kind was requested; else empty.
@@ -77,7 +79,7 @@ class BucketedMechanism(Mechanism):
         }
 
     def _on_backward_end(self) -> None:
-        """Called at the end of each backward."""
+        """Counts a backward that has ended; after the step's last one, sums the gradients."""
         self._passes_done += 1
         if self._passes_done >= self._backward_passes:
             with self._channels.reporting_failures():

@@ -20,7 +20,7 @@ RecordSpan = Callable[[str, str, float, float], None]  # name, lane (row) of the
 
 
 class Channels:
-    """All ranks make it at the same time.
+    """The transports of one wrapped optimizer. All ranks make this object at the same time.
 
     session: opens transports for all optimizers of this process (session.py).
     stall: seconds of waiting until a warning names the ranks that are missing.
@@ -37,7 +37,7 @@ class Channels:
 
     @property
     def record_span(self) -> RecordSpan | None:
-        """The callback that records a span in the Chrome trace; None: there is no trace."""
+        """The callback that adds a span (bar) to the Chrome trace; None: there is no trace."""
         trace = self._session.trace
         return trace.record if trace is not None else None
 
@@ -52,7 +52,7 @@ class Channels:
         """
         if self._device.type == "cuda":
             self.sum_transport = self._session.open_transport(self._device)
-        # opened_transports: how many the session has opened so far; the same on all ranks.
+        # opened_transports: the number of transports that the session has opened, equal on all ranks
         key_prefix = f"sums {self._session.opened_transports}"
         self.stall_inspector = StallInspector(
             self.rank, self.size, default_store(), key_prefix, self._stall

@@ -1,4 +1,8 @@
-"""Writes a Chrome trace of the synchronisation on all ranks: waits, pushes, pulls, sums and updates."""
+"""Writes a Chrome trace of the synchronisation on all ranks, which Perfetto shows.
+
+It has a bar (span) for each wait, push (gradient to a server), pull (rows back from a server), sum
+(all-reduce) and update.
+"""
 
 from __future__ import annotations
 

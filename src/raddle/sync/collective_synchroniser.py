@@ -63,13 +63,16 @@ class SumWaiter:
         self.record(number, "sum", entry.start_time)
         return entry.gradient
 
-    def record(self, number: int, what: str, begin: float) -> None:
+    def record(self, number: int, lane: str, begin: float) -> None:
+        """Adds a bar that ends now to a lane of the trace, if there is a trace."""
         if self._record is not None:
-            self._record(number, what, begin, time.perf_counter())
+            self._record(number, lane, begin, time.perf_counter())
 
 
 class CollectiveSynchroniser:
-    """One rank's part. `start`, then in every step `submit` all items and `finish`; `wait` before a use.
+    """Synchronises the items of one rank.
+
+    Call `start` first, in every step `submit` for each item and then `finish`, and `wait` before a use.
 
     order: numbers of all items of all ranks, in the order of their all-reduces.
     apply(number, clock, gradient): updates an item's rows on this rank, on the thread that waits for it.
@@ -111,7 +114,10 @@ class CollectiveSynchroniser:
         The error names the first difference.
         """
         # Entries of consistency.py: (name, value) pairs, which ranks compare.
-        entries = [_entry(at, self._items[number]) for at, number in enumerate(self._order)]
+        entries = [
+            _entry(position, self._items[number]) for position, number in enumerate(self._order)
+        ]
+        # Ranks exchange checksums first, because the entries may be long and are nearly always equal.
         if len(set(self._exchange(zlib.crc32(repr(entries).encode())))) > 1:
             check_same(self._exchange(entries), PLAN_ADVICE)
 
@@ -121,7 +127,7 @@ class CollectiveSynchroniser:
         """Does nothing. In ServerSynchroniser it lets servers update; here `wait` makes the update."""
 
     def submit(self, number: int, gradient: Tensor) -> None:
-        """Submits this rank's gradient of an item. It is summed in place: the caller gives it away."""
+        """Submits this rank's gradient of an item. The sum replaces it, so the caller must not use it."""
         entry = self._entries.get(number)
         if entry is None:
             raise ValueError(
@@ -192,11 +198,11 @@ class CollectiveSynchroniser:
 
     @property
     def unapplied(self) -> int:
-        """How many items were submitted and are not applied yet."""
+        """The number of items that were submitted and are not applied yet."""
         return sum(entry.gradient is not None for entry in self._entries.values())
 
     def stop(self, reason: str) -> None:
-        """Called when another rank has failed: `drain` does not wait any more. The transport ends waits."""
+        """Makes `drain` return at once: another rank has failed. The transport ends all other waits."""
         self._stopped = True
 
     def drain(self, seconds: float, clock: int = 0) -> None:
@@ -209,6 +215,7 @@ class CollectiveSynchroniser:
             return
 
         def wait() -> None:
+            """Waits for all sums, on a thread, so that `drain` can return before."""
             with contextlib.suppress(Exception):  # nobody uses these sums any more
                 for entry in pending:
                     self._waiter.wait_for(entry)
@@ -220,14 +227,14 @@ class CollectiveSynchroniser:
         thread.join(seconds)
 
     def close(self) -> None:
-        """Refuses further items; more calls do nothing."""
+        """Refuses further items. Calling it again does nothing."""
         self._closed = True
 
 
-def _entry(at: int, item: Item) -> Entry:
-    """Describes an item's sum for check_same. at: its place in the order of the sums."""
+def _entry(position: int, item: Item) -> Entry:
+    """Describes an item's sum for check_same. position: the sum's place in the order of the sums."""
     what = f"{item.elements} of {item.dtype}, {name_ranks(item.workers)}"
-    return f"sum {at}", f"'{item.name}' ({what})"
+    return f"sum {position}", f"'{item.name}' ({what})"
 
 
 def _describe_sum(entry: SummedItem) -> tuple[tuple[int, ...], str]:

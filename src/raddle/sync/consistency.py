@@ -1,7 +1,7 @@
 """Checks that all ranks have the same model, optimizer and order of sums; the error names the difference.
 
-A sum is an all-reduce of gradients. Each rank describes what it has as a list of entries,
-such as ("lr of parameter group 0", "0.1").
+A sum is an all-reduce of gradients. Each rank describes its model and optimizer as a list of entries: pairs
+of a name and a value, such as ("lr of parameter group 0", "0.1").
 """
 
 from __future__ import annotations
@@ -40,16 +40,18 @@ PLAN_ADVICE = "give all ranks the same model, plan and order"
 
 
 def check_same(entries_by_rank: Sequence[Sequence[Entry]], advice: str = WRAP_ADVICE) -> None:
-    """Raises ValueError if a rank's entries differ from those of rank 0. advice: ends the message."""
-    first = entries_by_rank[0]
+    """Raises ValueError if a rank's entries differ from those of rank 0. advice: the end of the message."""
+    entries_0 = entries_by_rank[0]
     for rank, entries in enumerate(entries_by_rank):
-        for number in range(max(len(first), len(entries))):  # here: rank 0; there: `rank`
-            here = first[number] if number < len(first) else (entries[number][0], "none")
-            there = entries[number] if number < len(entries) else (here[0], "none")
-            if here != there:
+        for number in range(max(len(entries_0), len(entries))):
+            # The entries with this number on rank 0 and on `rank`; a missing one counts as "none".
+            name_0, value_0 = (
+                entries_0[number] if number < len(entries_0) else (entries[number][0], "none")
+            )
+            name, value = entries[number] if number < len(entries) else (name_0, "none")
+            if (name_0, value_0) != (name, value):
                 raise ValueError(
-                    f"{here[0]} is {here[1]} on rank 0, and on rank {rank} {there[0]} is {there[1]}: "
-                    f"{advice}"
+                    f"{name_0} is {value_0} on rank 0, and on rank {rank} {name} is {value}: {advice}"
                 )
 
 
@@ -60,8 +62,8 @@ def check_orders(sums_by_rank: Sequence[Sequence[tuple[tuple[int, ...], str]]]) 
     a, b: two ranks, of which only common sums are compared.
     """
     for a, b in combinations(range(len(sums_by_rank)), 2):
-        sums_a = [what for ranks, what in sums_by_rank[a] if b in ranks]
-        sums_b = [what for ranks, what in sums_by_rank[b] if a in ranks]
+        sums_a = [description for ranks, description in sums_by_rank[a] if b in ranks]
+        sums_b = [description for ranks, description in sums_by_rank[b] if a in ranks]
         for number, (on_a, on_b) in enumerate(zip_longest(sums_a, sums_b, fillvalue="none")):
             if on_a != on_b:
                 raise ValueError(

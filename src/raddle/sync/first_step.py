@@ -49,7 +49,7 @@ def make_first_handler(
 
 
 class FirstStep(GradientHandler):
-    """Handles the first step.
+    """Leaves gradients in p.grad during the first step, and chooses the mechanism at its end.
 
     trained: the optimizer's parameters, by index. channels: its communication with other ranks.
     The guards record the order in which the forward uses parameters. FirstStep records when their gradients
@@ -69,7 +69,7 @@ class FirstStep(GradientHandler):
             channels.rank, trained.names, settings.backward_passes
         )
         self._completion_times = CompletionTimes(trained.device)
-        self._checksums: dict[int, int] = {}  # by parameter: checksum of its gradient
+        self._checksums: dict[int, int] = {}  # parameter -> checksum of its gradient
 
     def on_gradient(self, index: int) -> None:
         self._gradient_counts.add(index)
@@ -95,7 +95,8 @@ class FirstStep(GradientHandler):
         """
         self._check_unchanged()
         order = list(self._guards.use_order) if self._guards is not None else []
-        replies = self._channels.exchange((reason, order))  # by rank: its reason, its order
+        # For each rank: its reason, and the order in which its forward uses parameters
+        replies = self._channels.exchange((reason, order))
         barrier_reason = next((r for r, _ in replies if r), "")
         if barrier_reason and not self._settings.sync.synchronous:
             raise RuntimeError(

@@ -56,6 +56,7 @@ class ForwardGuards:
         return self.unguarded
 
     def close(self) -> None:
+        """Removes all hooks."""
         for handle in (*self._root_hooks, *self._module_hooks):
             handle.remove()
 
@@ -67,18 +68,19 @@ class ForwardGuards:
                 self.wait(index)
 
     def note_read(self, tensor: Tensor) -> None:
-        """In the first step: takes note that an operation reads a tensor."""
+        """Notes, in the first step, that an operation reads a tensor, which may be a parameter."""
         index = self._index_by_id.get(id(tensor))
         if index is not None and index not in self.use_order:
             self.unguarded.add(index)
 
     def _enter(self, *_: Any) -> None:
-        """Begins to track reads when the model's forward begins. Only in the first step."""
+        """Begins to track reads when the model's forward begins; only in the first step."""
         if self._read_tracker is None and not torch.compiler.is_compiling():
             self._read_tracker = _ReadTracker(self)
             self._read_tracker.__enter__()  # type: ignore[no-untyped-call]
 
     def _leave(self, *_: Any) -> None:
+        """Ends the tracking of reads when the model's forward ends."""
         if self._read_tracker is not None:
             self._read_tracker.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._read_tracker = None
@@ -91,13 +93,13 @@ class _ModuleGuard:
         self._guards, self._indices = guards, indices
 
     def __call__(self, *_: Any) -> None:
-        # Else the compiled graph would contain the wait, or break at it.
+        # torch.compile would put the wait into the compiled graph, or break the graph at it.
         if not torch.compiler.is_compiling():
             self._guards.wait_for(self._indices)
 
 
 class _ReadTracker(TorchFunctionMode):
-    """Sees the parameters that operations read."""
+    """While it is active, notes the parameters that torch operations read."""
 
     def __init__(self, guards: ForwardGuards) -> None:
         super().__init__()

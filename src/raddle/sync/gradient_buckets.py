@@ -1,4 +1,4 @@
-"""Buckets: many gradients are averaged by one all-reduce, as soon as all of them are complete (as in DDP).
+"""Averages gradients in buckets: one all-reduce for many gradients, when all are complete (as in DDP).
 
 Buckets are filled in the order in which the gradients of rank 0 were complete in the first backward. All
 ranks issue the all-reduces in this one order, on a process group of their own: ranks with different
@@ -33,8 +33,8 @@ class Bucket:
     """Some parameters whose gradients are in one tensor, `flat`, which is all-reduced.
 
     At its end `flat` has one element for each parameter: the number of ranks that have its gradient.
-    members: indices of parameters (as an attribute: index -> parameter).
-    views, counts: by index, a parameter's two parts of `flat`.
+    members: the argument has indices of parameters; the attribute is index -> parameter.
+    views, counts: index of a parameter -> its gradient and its number of ranks, both parts of `flat`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Bucket:
         self.filled.add(index)
 
     def start(self, transport: Transport, number: int) -> None:
-        """Starts the all-reduce. Parameters without a gradient contribute zeros. number: of the bucket."""
+        """Starts the all-reduce. Parameters without a gradient contribute zeros. number: its tag."""
         for i in self.members:
             if i not in self.filled:
                 self.views[i].zero_()
@@ -105,7 +105,7 @@ def cut_buckets(
     None: that of the parameters.
     """
     buckets: list[Bucket] = []
-    # By dtype: the members of the bucket that takes further parameters, and its bytes so far.
+    # dtype -> the members, and the bytes so far, of the bucket that still takes parameters
     open_members: dict[torch.dtype, list[int]] = {}
     open_bytes: dict[torch.dtype, int] = {}
     for index in dict.fromkeys([*order, *range(len(parameters))]):
@@ -123,7 +123,7 @@ def cut_buckets(
 
 
 class Buckets:
-    """All buckets of an optimizer. Call `submit` when a gradient is complete, `finish` after the backward.
+    """All buckets of an optimizer. Call `submit` for each complete gradient, `finish` after the backward.
 
     exchange: gathers an object from every rank. nbytes: the largest size of a bucket.
     compressed_dtype: the dtype of the all-reduce; None: that of the gradients.
@@ -188,6 +188,7 @@ class Buckets:
         self._next_bucket = 0
 
     def _fill(self, index: int) -> None:
+        """Copies a parameter's gradient into its bucket."""
         bucket = next(b for b in self.buckets if index in b.members)
         gradient = bucket.members[index].grad
         if gradient is not None:
@@ -195,11 +196,13 @@ class Buckets:
         bucket.fill(index, self._transport.size)
 
     def _start(self, bucket: Bucket) -> None:
+        """Starts the all-reduce of the next bucket."""
         bucket.start(self._transport, self._next_bucket)
         self._next_bucket += 1
         self.sum_count += 1
 
     def _wait_for(self, bucket: Bucket) -> None:
+        """Waits for the all-reduce of a bucket, and writes the averages into p.grad."""
         assert bucket.pending is not None
         begin = time.perf_counter()
         with self._stall_inspector.waiting_for(f"to sum {bucket.name}"):

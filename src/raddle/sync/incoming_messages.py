@@ -20,7 +20,10 @@ from raddle.transport.wire import PULL, PUSH, Frame
 
 
 class IncomingMessages:
-    """Called by the wire, on its threads. It stores exceptions in `failure`; waiting threads raise them."""
+    """Handles one message in each call; the wire calls it on its threads.
+
+    It stores exceptions in `failure`, and the threads that wait for messages raise them.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class IncomingMessages:
             self._failure.set_exception(error)
 
     def on_lost_peer(self, reason: str) -> None:
-        """Called by the wire when it has lost the connection to a rank."""
+        """Stores a failure; the wire calls it when it has lost the connection to a rank."""
         if not self.closed:
             self._failure.set_reason(reason)
 

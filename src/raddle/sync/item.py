@@ -1,4 +1,4 @@
-"""An item: what is synchronised at once, a slice of a parameter or a bundle of slices; and checks of items.
+"""Defines an item, the unit of synchronisation: a slice of a parameter or a bundle of slices.
 
 A parameter is cut along its first dimension, so a slice is some rows of it, such as weight[0:10]. Small
 slices are joined in a bundle (program/parameter_slices.py).
@@ -27,6 +27,7 @@ class Item(NamedTuple):
 
     @property
     def nbytes(self) -> int:
+        """The bytes of the gradient or of the rows in a message."""
         return self.elements * self.dtype.itemsize
 
 
@@ -36,13 +37,13 @@ def slice_name(parameter: str, rows: slice | None) -> str:
 
 
 def bundle_name(slices: Sequence[str]) -> str:
-    """Returns the name of an item from those of its slices."""
+    """Returns the name of an item: its first slice's name and, of a bundle, "and 3 more"."""
     more = f" and {len(slices) - 1} more" if len(slices) > 1 else ""
     return f"{slices[0]}{more}"
 
 
 def select_rows(tensor: Tensor, rows: slice | None) -> Tensor:
-    """Returns some rows of a tensor that has a parameter's shape; None: all of it."""
+    """Returns a view of some rows of a tensor that has a parameter's shape; None: all rows."""
     return tensor if rows is None else tensor[rows]
 
 
@@ -101,6 +102,6 @@ def read_payload(rank: int, source: int, item: Item, payload: Tensor) -> Tensor:
 
 
 def describe_items(items: Sequence[Item]) -> str:
-    """Returns the first item's name, and how many more there are."""
+    """Returns the first item's name and the number of others, as in "'fc.bias' (and 2 more)"."""
     more = f" (and {len(items) - 1} more)" if len(items) > 1 else ""
     return f"'{items[0].name}'{more}"

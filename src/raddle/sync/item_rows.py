@@ -1,4 +1,4 @@
-"""The rows of an item on one rank: where they are, read and written as one flat tensor.
+"""Reads and writes the rows of an item on one rank as one flat tensor.
 
 An item is one slice of a parameter, or a bundle of several (item.py). Messages and sums have the slices of
 a bundle one after the other, flat.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class ItemRows:
-    """The rows of an item. parts: by slice, its rows, contiguous in memory."""
+    """The rows of an item. parts: the rows of each slice, contiguous in memory."""
 
     __slots__ = ("parts",)
 
@@ -25,11 +25,11 @@ class ItemRows:
         return self.parts[0].device
 
     def flat(self) -> Tensor:
-        """The rows as one flat tensor: a view of a single slice, a copy of several."""
+        """Returns the rows as one flat tensor: a view of a single slice, a copy of several."""
         return join(self.parts)
 
     def write(self, flat: Tensor) -> None:
-        """Sets the rows."""
+        """Sets the rows to the values of a flat tensor."""
         for part, values in zip(self.parts, split(flat, self.parts), strict=True):
             part.copy_(values)
 
@@ -37,7 +37,7 @@ class ItemRows:
         return ItemRows([part.clone() for part in self.parts])
 
     def shaped(self, flat: Tensor) -> Tensor:
-        """A flat tensor in the shape of the rows; that of several slices stays flat."""
+        """Returns a flat tensor in the shape of the rows; with several slices it stays flat."""
         return flat.view_as(self.parts[0]) if len(self.parts) == 1 else flat.view(-1)
 
 
@@ -55,20 +55,21 @@ def split(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 class Gathering:
     """Collects the gradients of the slices of items until an item has all of its slices.
 
-    slices: by item, its slices.
+    slices: for each item, the numbers of its slices. For example, with [[0], [1, 2]] the item 0 is complete
+    with the slice 0, and the item 1 when both other slices are there.
     """
 
     def __init__(self, slices: Sequence[Sequence[int]]) -> None:
         self._slices = slices
+        # Slice -> (item, place of the slice in the item)
         self._place = {
             s: (item, k) for item, members in enumerate(slices) for k, s in enumerate(members)
         }
-        self._parts: dict[
-            int, dict[int, Tensor]
-        ] = {}  # by item that is not complete, then by place
+        # Item that is not complete -> place of a slice in the item -> gradient
+        self._parts: dict[int, dict[int, Tensor]] = {}
 
     def add(self, slice_number: int, gradient: Tensor) -> tuple[int, Tensor] | None:
-        """Takes the gradient of a slice; returns an item and its gradient when that is complete."""
+        """Takes the gradient of a slice; returns (item, its gradient) if all its slices are there now."""
         item, place = self._place[slice_number]
         if len(self._slices[item]) == 1:
             return item, gradient
@@ -80,5 +81,5 @@ class Gathering:
         return item, join([parts[k] for k in range(len(parts))])
 
     def is_waiting(self, item: int) -> bool:
-        """Whether some slices of an item have come, and others have not."""
+        """Returns whether some gradients of an item's slices were added, and others were not."""
         return item in self._parts

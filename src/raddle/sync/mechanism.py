@@ -1,4 +1,4 @@
-"""The interface between a wrapped optimizer (sync.Optimizer) and its way of synchronising gradients.
+"""Defines how a wrapped optimizer (sync.Optimizer) calls its way of synchronising gradients.
 
 FirstStep            the first step: gradients stay in p.grad until all ranks have chosen a mechanism
 BucketedMechanism    gradients are all-reduced into p.grad, and every rank updates all parameters
@@ -91,7 +91,7 @@ class GradientCounter:
         self._rank, self._names, self._backward_passes = rank, names, backward_passes
 
     def add(self, index: int) -> bool:
-        """Counts a gradient. Returns whether it is the step's last one; raises if it is one too many."""
+        """Counts a gradient. Returns whether it is the step's last one; raises if there are too many."""
         self.counts[index] += 1
         if self.counts[index] > self._backward_passes:
             raise RuntimeError(

@@ -22,6 +22,7 @@ def cut_state(whole: OptimizerState, shape: Sequence[int], rows: RowRange) -> Op
     """
 
     def part(value: Any) -> Any:
+        """Returns the rows of a tensor with the parameter's shape, or a copy of any other value."""
         if not isinstance(value, Tensor):
             return value
         cut_value = value[rows] if rows is not None and value.shape == torch.Size(shape) else value
@@ -40,6 +41,7 @@ def join_states(
     first = next((part for part in parts if part), {})  # of the first slice that has a state
 
     def whole(name: str) -> Any:
+        """Returns one entry of the whole parameter's state."""
         values: list[Any] = [part.get(name) for part in parts]
         concatenable = all(
             isinstance(v, Tensor) and v.ndim and v.shape == torch.Size(s)

@@ -13,7 +13,7 @@ from torch import Tensor
 from raddle.sync.rank_failure import RankFailure
 from raddle.transport.wire import Frame, Wire
 
-POLL = 0.0002  # seconds between two looks at the wire's counter
+POLL = 0.0002  # seconds between two reads of the wire's counter
 
 
 class OutgoingMessages:
@@ -24,10 +24,12 @@ class OutgoingMessages:
 
     def __init__(self, wire: Wire, failure: RankFailure, timeout: float) -> None:
         self._wire, self._failure, self._timeout = wire, failure, timeout
-        self._handed_over = wire.counters.messages  # starts with the messages sent before
+        # Messages passed to the wire so far; it begins with those that the wire sent before
+        self._handed_over = wire.counters.messages
         self._lock = threading.Lock()
 
     def send(self, target: int, frame: Frame, payload: Tensor, priority: int) -> None:
+        """Passes a message to the wire, which sends the smallest priority first."""
         with self._lock:
             self._handed_over += 1
         self._wire.send(target, frame, payload, priority)

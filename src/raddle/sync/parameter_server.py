@@ -1,4 +1,4 @@
-"""The server's side of a ServerSynchroniser: what both kinds of parameter servers have in common.
+"""The base of both kinds of parameter servers: the server's side of a ServerSynchroniser.
 
 A synchronous server (`synchronous_server.py`) makes one update from the gradients of all workers. A
 server with staleness (`stale_server.py`) makes an update from each gradient as it arrives. Both run on
@@ -34,8 +34,8 @@ MIN_LOGGED = 100_000  # the log keeps at least so many events; older ones are dr
 class ServerItem:
     """The state of one item at its server.
 
-    rows: those of the parameters on this rank. master: the rows that the server updates; without staleness
-    they are the same tensors.
+    rows: the item's rows of the parameters on this rank. master: the rows that the server updates; without
+    staleness they are the same tensors.
     """
 
     __slots__ = (
@@ -52,10 +52,10 @@ class ServerItem:
 
     def __init__(self, item: Item, rows: ItemRows, master: ItemRows) -> None:
         self.item, self.rows, self.master = item, rows, master
-        # The order in which gradients are summed. It is fixed: every run gives the same bits.
+        # The order in which gradients are summed. It is fixed, so every run gives the same bits.
         self.sorted_workers = tuple(sorted(item.workers))
-        self.clocks = dict.fromkeys(self.sorted_workers, 0)  # by worker: its last clock
-        self.gradients: dict[int, Tensor] = {}  # by worker, of the clock that is being summed
+        self.clocks = dict.fromkeys(self.sorted_workers, 0)  # worker -> clock of its last gradient
+        self.gradients: dict[int, Tensor] = {}  # worker -> its gradient, of the clock being summed
         self.pending_pulls: list[tuple[float, int, int]] = []  # time of the push, worker, clock
         self.waiting_since: float | None = None  # when the first gradient arrived
         self.version = 0  # updates so far
@@ -133,7 +133,7 @@ class ParameterServer(ABC):
 
     @abstractmethod
     def stalled_items(self) -> list[StalledItem]:
-        """Returns the items that wait for gradients. It takes no lock: slightly old values will do."""
+        """Returns the items that wait for gradients. It takes no lock, so values may be slightly old."""
 
 
 def wait_for_stream(rows: ItemRows) -> None:

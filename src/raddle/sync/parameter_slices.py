@@ -37,23 +37,25 @@ class ParameterSlices:
         order: Sequence[int],
     ) -> None:
         self.names, self.parameters = names, parameters
-        self.locations: list[tuple[int, slice | None]] = []  # by slice: parameter, rows
-        self.slices_of: dict[int, list[int]] = defaultdict(list)  # by parameter, its slices
-        elements = []  # by slice
+        # For each slice: the index of its parameter, and its rows (None: no dimensions)
+        self.locations: list[tuple[int, slice | None]] = []
+        self.slices_of: dict[int, list[int]] = defaultdict(list)  # parameter -> its slices
+        elements = []  # number of elements of each slice
         for index, p in enumerate(parameters):
             for first, last in sync.row_ranges(p.shape, size):  # rows from `first` to before `last`
                 self.slices_of[index].append(len(self.locations))
                 self.locations.append((index, slice(first, last) if p.ndim else None))
                 elements.append((last - first) * p[0].numel() if p.ndim else 1)
         everyone = tuple(range(size))
-        urgency = {index: place for place, index in enumerate(order)}  # by parameter; 0 goes first
-        used = sorted(range(len(elements)), key=lambda n: (urgency[self.locations[n][0]], n))
-        keys = [(everyone, parameters[self.locations[n][0]].dtype) for n in used]
-        joined = join_slices([elements[n] for n in used], keys, sync.bundle_limit)
-        # By item, its slices, those of the most urgent parameter first.
-        self.slices_of_item = sorted([used[k] for k in members] for members in joined)
+        urgency = {index: place for place, index in enumerate(order)}  # parameter -> 0: goes first
+        by_urgency = sorted(range(len(elements)), key=lambda n: (urgency[self.locations[n][0]], n))
+        # Only slices with equal keys (holders, dtype) are joined.
+        keys = [(everyone, parameters[self.locations[n][0]].dtype) for n in by_urgency]
+        joined = join_slices([elements[n] for n in by_urgency], keys, sync.bundle_limit)
+        # For each item its slices, those of the most urgent parameter first
+        self.slices_of_item = sorted([by_urgency[k] for k in members] for members in joined)
         totals = [sum(elements[n] for n in members) for members in self.slices_of_item]
-        # By item, the rank that is its server; -1: all ranks update it. All ranks have a copy of each item.
+        # For each item its server; -1: all ranks update it. All ranks have a copy of each item.
         servers = sync.assign_servers(totals, [everyone] * len(totals))
         self.items = []
         for number, members in enumerate(self.slices_of_item):
@@ -67,13 +69,13 @@ class ParameterSlices:
                     urgency[index],
                 )
             )  # fmt: skip
-        self.item_numbers: dict[int, list[int]] = defaultdict(list)  # by parameter, its items
+        self.item_numbers: dict[int, list[int]] = defaultdict(list)  # parameter -> its items
         for number, members in enumerate(self.slices_of_item):
             for index in dict.fromkeys(self.locations[n][0] for n in members):
                 self.item_numbers[index].append(number)
 
     def gathering(self) -> Gathering:
-        """Collects gradients of slices until those of an item are complete."""
+        """Makes the object that collects gradients of slices until those of an item are complete."""
         return Gathering(self.slices_of_item)
 
     def select_rows(self, whole: Tensor, number: int) -> Tensor:

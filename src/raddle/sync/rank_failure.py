@@ -1,4 +1,4 @@
-"""The first failure on a rank: it wakes all threads that wait there, and each of them raises it."""
+"""Stores the first failure on a rank and wakes all threads that wait there; each of them raises it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class RankFailure:
-    """Stores the first failure.
+    """The first failure on this rank, if there is one.
 
     notify(reason): called once, without any lock held, so that the caller can inform other ranks.
     """
@@ -21,7 +21,7 @@ class RankFailure:
         self.reason = ""  # empty: all is well
 
     def register(self, event: threading.Event) -> threading.Event:
-        """Makes a failure set this event, too. Whoever waits for the event calls `check` afterwards."""
+        """Makes a failure set this event, too. Threads that wait for the event call `check` afterwards."""
         self._events.append(event)
         return event
 

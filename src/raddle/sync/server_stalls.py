@@ -26,8 +26,8 @@ class StalledItem(NamedTuple):
 
 
 def describe_stall(rank: int, stalled: Sequence[StalledItem]) -> str:
-    """Returns a sentence on the item that has waited longest: who waits for whom."""
-    name, seconds, missing = max(stalled, key=lambda w: w.seconds)
+    """Returns a sentence that says which ranks are missing for the item that has waited longest."""
+    name, seconds, missing = max(stalled, key=lambda item: item.seconds)
     whom = ", ".join(map(str, missing))
     ranks, they = ("rank", "it does") if len(missing) == 1 else ("ranks", "they do")
     more = f" (and {len(stalled) - 1} more)" if len(stalled) > 1 else ""
@@ -46,7 +46,7 @@ def describe_unanswered(rank: int, server: int, name: str, seconds: float) -> st
 
 
 class StallWatcher:
-    """A thread that looks a few times in every `stall` seconds, and warns once for each stall.
+    """A thread that looks for stalled items a few times in `stall` seconds, and warns once for each stall.
 
     stalled_items: returns the items that wait now.
     """
@@ -73,10 +73,11 @@ class StallWatcher:
             self._thread.join(5)
 
     def _watch(self) -> None:
+        """Warns about a stall, and fails the run if it lasts longer than the time-out."""
         warned = False
         while not self._end.wait(self._interval) and not self._failure.reason:
             stalled = self._stalled_items()
-            longest = max((w.seconds for w in stalled), default=0.0)
+            longest = max((item.seconds for item in stalled), default=0.0)
             late = bool(stalled) and longest >= min(self._stall, self._timeout)
             if late and longest >= self._timeout:
                 self._failure.set_reason(describe_stall(self._rank, stalled), TimeoutError)
@@ -86,5 +87,5 @@ class StallWatcher:
 
 
 def poll_interval(stall: float, timeout: float) -> float:
-    """Returns the seconds between two looks."""
+    """Returns the seconds between two checks: a quarter of the shorter limit, at most 1."""
     return min(1.0, stall / 4, timeout / 4)

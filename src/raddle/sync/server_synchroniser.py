@@ -33,7 +33,9 @@ from raddle.transport.wire import PUSH, Frame, Wire
 
 
 class ServerSynchroniser:
-    """One rank's part, as a worker and as a server. `bind` all items, `start`, then `submit` and `wait`.
+    """Synchronises the items of one rank, as a worker and as a server.
+
+    Call `bind` for each item, then `start`; in every step `submit` for each item, and `wait` before a use.
 
     apply(number, clock, gradient): updates `rows_at_server(number)` and only reads the gradient. It runs on
         the thread that receives the last gradient, never on two threads at once.
@@ -79,7 +81,7 @@ class ServerSynchroniser:
             self.rank, failure, lambda: self._server.stalled_items(),
             stall=stall, fail_after=fail_after, record=record,
         )  # fmt: skip
-        common = (
+        common = (  # the arguments of both kinds of servers
             self.rank,
             RowUpdater(self.rank, apply, record),
             self._outgoing.send,
@@ -203,7 +205,7 @@ class ServerSynchroniser:
         self._failure.check()
 
     def sums(self) -> dict[int, Tensor]:
-        """With a barrier: returns the summed gradients of this server's items, for the caller to apply."""
+        """Returns the summed gradients of this server's items, for the caller to apply (with a barrier)."""
         server, step_sums = require_barrier(self._server, "sums")
         self.start()
         self._failure.check()
@@ -215,7 +217,7 @@ class ServerSynchroniser:
         return step_sums.sums()
 
     def publish(self) -> None:
-        """With a barrier: sends the rows to the workers, after the caller has updated them with `sums`."""
+        """Sends the rows to the workers, after the caller has updated them with `sums` (with a barrier)."""
         server, step_sums = require_barrier(self._server, "publish")
         self._failure.check()
         if len(step_sums.sums()) < len(server.items):
@@ -236,11 +238,11 @@ class ServerSynchroniser:
             time.sleep(0.001)
 
     def stop(self, reason: str) -> None:
-        """Makes every wait here raise `reason`: another rank has failed. Does not call `fail`."""
+        """Makes every wait here raise `reason`, because another rank has failed. `fail` is not called."""
         self._failure.set_reason(reason, notify=False)
 
     def close(self) -> None:
-        """Sends the queued messages and ends; more calls do nothing.
+        """Sends the queued messages and ends. Calling it again does nothing.
 
         A closed server sends nothing back, so all ranks call `synchronize` and then a barrier before.
         """

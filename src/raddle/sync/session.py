@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class SessionOptimizer(Protocol):
-    """What a session needs of its wrapped optimizers."""
+    """The methods of a wrapped optimizer that a session calls."""
 
     def close(self, failed: str = "") -> None: ...  # failed: why it ends early, or empty
 
@@ -37,7 +37,7 @@ class Session:
     def __init__(self, backend: str | None, timeout: float, timeline: str) -> None:
         self.timeout = timeout
         self.optimizers: list[SessionOptimizer] = []
-        self.opened_transports = 0  # how many so far; the same on all ranks
+        self.opened_transports = 0  # number of transports opened so far; equal on all ranks
         self._backend = backend
         self.transport = ProcessTransport(CPU, "gloo", timeout)  # joins or makes the process group
         self.rank, self.size = self.transport.rank, self.transport.size
@@ -128,6 +128,7 @@ def _close_at_exit() -> None:
 
 
 def _close(error: BaseException | None) -> None:
+    """Ends the session. error: the exception that ends this rank early; None: there is none."""
     global _session
     closing, _session = _session, None
     if closing is None:

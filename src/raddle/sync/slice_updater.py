@@ -23,7 +23,7 @@ from raddle.sync.private_torch import has_step_hooks
 ELEMENTWISE = (
     "SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD",
 )  # fmt: skip
-# By a word in the name of an optimizer's class: why this optimizer cannot update slices.
+# Word in the name of an optimizer's class -> why this optimizer cannot update slices
 NOT_ELEMENTWISE = {
     "LBFGS": "it calls a closure and looks at all parameters at once",
     "SparseAdam": "its gradients are sparse",
@@ -61,9 +61,10 @@ def why_barrier(optimizer: Optimizer) -> str | None:
 class SliceUpdater:
     """The `apply` callback of a synchroniser (Apply in parameter_server.py): updates items on this rank.
 
-    rows: by item number, the parameters of `optimizer` that hold the rows of its slices. Their state stays
+    rows: item number -> the parameters of `optimizer` that hold the rows of its slices. Their state stays
         in `optimizer.state`.
-    times: by item number, the updates at each clock: 1, or with staleness one for each worker. None: 1.
+    times: item number -> number of updates at each clock: 1, or with staleness one for each worker. None:
+        1 for all items.
 
     `snapshot(clock)` stores the settings (lr, momentum...) for this and later clocks, so that a scheduler
     does not change updates of an earlier step that are still to come. Settings that no update needs are
@@ -91,12 +92,12 @@ class SliceUpdater:
             )
         self._optimizer, self._rows = optimizer, dict(rows)
         self._stepper = copy.copy(optimizer)  # its parameters are those of the item that is updated
-        # By item, then by slice: its parameter group.
+        # Item number -> the parameter group of each of its slices
         self._groups = {n: [groups[id(p)] for p in parts] for n, parts in rows.items()}
         self._updates_per_clock = sum(times[n] for n in rows) if times is not None else len(rows)
-        # By the first clock for which they hold: the settings of each parameter group.
+        # Clock of a snapshot -> the settings of each parameter group, from this clock on
         self._settings: dict[int, list[dict[str, Any]]] = {}
-        self._updates_left: dict[int, int] = {}  # by clock: updates still to come
+        self._updates_left: dict[int, int] = {}  # clock -> number of updates still to come
         self._oldest_clock = 1  # the first clock with updates still to come
         self._lock = threading.Lock()
 
@@ -112,18 +113,18 @@ class SliceUpdater:
         self.update(number, clock, split(gradient, self._rows[number]))
 
     def update(self, number: int, clock: int, gradients: Sequence[Tensor | None]) -> None:
-        """Updates one item's rows. gradients: by slice; None: leave it as it is."""
+        """Updates one item's rows. gradients: one for each slice; None leaves the slice as it is."""
         rows, stepper = self._rows[number], self._stepper
         with self._lock:
             # The clock of the latest snapshot that is not after this clock.
-            since = max((c for c in self._settings if c <= clock), default=None)
-            if since is None:
+            snapshot_clock = max((c for c in self._settings if c <= clock), default=None)
+            if snapshot_clock is None:
                 raise RuntimeError(
                     f"item {number} is to be updated at clock {clock}, and settings are known from "
                     f"{sorted(self._settings)} on: call snapshot({clock}) before"
                 )
-            settings = self._settings[since]
-        updated: dict[int, list[nn.Parameter]] = {}  # by parameter group
+            settings = self._settings[snapshot_clock]
+        updated: dict[int, list[nn.Parameter]] = {}  # parameter group -> rows to update now
         for p, group, gradient in zip(rows, self._groups[number], gradients, strict=True):
             if gradient is not None:
                 updated.setdefault(group, []).append(p)
@@ -144,6 +145,7 @@ class SliceUpdater:
         return sorted(self._settings)
 
     def _count_update(self, clock: int) -> None:
+        """Counts an update, and drops the settings of clocks that have had all their updates."""
         with self._lock:
             self._updates_left[clock] = self._updates_left.get(clock, self._updates_per_clock) - 1
             while self._updates_left.get(self._oldest_clock) == 0:

@@ -24,7 +24,7 @@ MAX_REPORTED = 5  # parameters in a report: those with the longest waits
 
 
 class SlicedMechanism(Mechanism):
-    """Submits each gradient when it is complete. All ranks make it.
+    """Submits each gradient when it is complete. All ranks make this object at the same time.
 
     guards: None if modules do not wait; then `step` waits for all parameters.
     channels: this optimizer's communication with other ranks (channels.py).
@@ -53,26 +53,25 @@ class SlicedMechanism(Mechanism):
             self._submit(index)
 
     def on_zero_grad(self) -> None:
-        """Gradients that were submitted have left p.grad and are not affected."""
+        """Counts the gradients of the step anew, unless some were submitted: those have left p.grad."""
         if not self._submitted:
             self._gradient_counts.counts.clear()
 
     def step(self) -> None:
-        # A setting of the optimizer, such as lr.
-        name = self.updates.sliced_optimizer.changed_setting() if self._submitted else ""
-        if name:
+        setting = self.updates.sliced_optimizer.changed_setting() if self._submitted else ""
+        if setting:  # such as "lr"
             raise RuntimeError(
-                f"'{name}' was changed between backward and step, and sync '{self._sync_text}' updates "
+                f"'{setting}' was changed between backward and step, and sync '{self._sync_text}' updates "
                 "during the backward: change it before, or wrap with barrier=True"
             )
-        everything = range(len(self.trained.parameters))  # indices of all parameters
-        for index in everything:
+        all_indices = range(len(self.trained.parameters))
+        for index in all_indices:
             if index not in self._submitted:
                 self._submit(index)
         self.updates.finish_step()
         self._submitted.clear()
         self._gradient_counts.counts.clear()
-        for index in everything if self._guards is None else sorted(self._unguarded):
+        for index in all_indices if self._guards is None else sorted(self._unguarded):
             self.updates.wait(index)
 
     def average(self, reason: str) -> None:
@@ -102,10 +101,11 @@ class SlicedMechanism(Mechanism):
         self._channels.cpu_transport.barrier()  # no rank pushes before all servers have the state
 
     def report(self) -> dict[str, Any]:
-        worst = sorted(self.updates.waited.items(), key=lambda w: -w[1])[:MAX_REPORTED]
+        waits = self.updates.waited.items()
+        longest = sorted(waits, key=lambda name_and_seconds: -name_and_seconds[1])[:MAX_REPORTED]
         return {
             **self.updates.counters,
-            "waited": {name: seconds for name, seconds in worst if seconds},
+            "waited": {name: seconds for name, seconds in longest if seconds},
             "unguarded": [self.trained.names[index] for index in sorted(self._unguarded)],
         }
 
@@ -140,6 +140,7 @@ class SlicedMechanism(Mechanism):
         self.updates.submit(index, gradient)
 
     def _wait(self, index: int) -> None:
+        """Waits until a parameter is up to date; guards call it."""
         if self.updates.is_pending(index):
             with self._channels.reporting_failures():
                 self.updates.wait(index)

@@ -28,11 +28,11 @@ from raddle.sync.slice_updater import SliceUpdater
 
 
 class SlicedOptimizer:
-    """The `apply` callback of a synchroniser (Apply in parameter_server.py).
+    """Updates items on this rank: the `apply` callback of a synchroniser (Apply in parameter_server.py).
 
-    optimizer: the model's, which has the whole parameters.
-    rows_by_item: by item number, the rows of its slices that are updated on this rank.
-    times: how often an item is updated at each clock: with staleness once for each worker, else once.
+    optimizer: the model's optimizer, which has the whole parameters.
+    rows_by_item: item number -> the rows of its slices, for the items that this rank updates.
+    times: number of updates of an item at each clock: with staleness one for each worker, else 1.
     may_be_absent(number): whether it is possible that no rank had a gradient of a slice; only then the sum
         is read.
     """
@@ -42,7 +42,7 @@ class SlicedOptimizer:
         rows_by_item: Mapping[int, Sequence[Tensor]], *, times: int = 1, may_be_absent: Callable[[int],
         bool] = lambda number: True,
     ) -> None:  # fmt: skip
-        # By number of a slice, the rows that are updated.
+        # Number of a slice -> the rows that are updated
         self.parameters = {
             number: nn.Parameter(rows)
             for item, parts in rows_by_item.items()
@@ -58,7 +58,9 @@ class SlicedOptimizer:
                 {n: [self.parameters[s] for s in slices.slices_of_item[n]] for n in rows_by_item},
                 times=dict.fromkeys(rows_by_item, times),
             )
-        self._step_settings: list[dict[str, Any]] = []  # by parameter group, in the current step
+        self._step_settings: list[
+            dict[str, Any]
+        ] = []  # of each parameter group, in the current step
 
     def __call__(self, number: int, clock: int, gradient: Tensor) -> None:
         """Updates the slices of an item of which a rank had a gradient; gradient: the sum over ranks."""
@@ -82,9 +84,10 @@ class SlicedOptimizer:
 
     def changed_setting(self) -> str:
         """Returns the name of a setting that has changed since the last snapshot; empty if none."""
-        for now, then in zip(self._model_optimizer.param_groups, self._step_settings, strict=True):
-            for name, value in settings_of(now).items():
-                if name not in then or value != then[name]:
+        groups = zip(self._model_optimizer.param_groups, self._step_settings, strict=True)
+        for group, snapshot in groups:
+            for name, value in settings_of(group).items():
+                if name not in snapshot or value != snapshot[name]:
                     return name
         return ""
 

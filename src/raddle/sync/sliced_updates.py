@@ -61,7 +61,7 @@ def make_server_updates(
 
 
 class SlicedUpdates:
-    """The slices of one rank. All ranks make it, after the caller has called `bind` of the synchroniser.
+    """Updates the slices of one rank. All ranks make this object, after `bind` of the synchroniser.
 
     server_copies: servers update copies of the rows, so parameters may differ between ranks.
     """
@@ -119,10 +119,11 @@ class SlicedUpdates:
         """Ends a step, after all gradients were submitted. With servers there is nothing to do."""
 
     def is_pending(self, index: int) -> bool:
+        """Returns whether a parameter has a submitted gradient whose update is not back yet."""
         return index in self._pending
 
     def wait(self, index: int) -> None:
-        """Waits until a parameter is up to date; not if its items still lack gradients of this step."""
+        """Waits until a parameter is up to date, except if its items lack gradients of this step."""
         items = self.slices.item_numbers[index]
         if index not in self._pending or any(map(self._gathering.is_waiting, items)):
             return
@@ -183,7 +184,7 @@ class SlicedUpdates:
 
     @property
     def counters(self) -> dict[str, float]:
-        """What this rank has sent; transport/wire.py explains the last three, in Counters."""
+        """Counters of the messages that this rank has sent (Counters in transport/wire.py)."""
         wire = self._transport.wire()
         c = wire.counters
         return {

@@ -1,4 +1,6 @@
-"""A parameter server with staleness (SSP, Ho et al., NIPS 2013): it makes an update from each gradient.
+"""A parameter server with staleness (stale synchronous parallel, SSP, Ho et al., NIPS 2013).
+
+It makes an update from each gradient when it arrives, and does not wait for the other workers.
 
 An item is a slice of a parameter: some of its rows. A push is a worker's gradient of an item, a pull the
 updated rows that the server sends back. The clock c of a worker counts its pushes of an item. Its pull is
@@ -81,9 +83,9 @@ class StaleServer(ParameterServer):
         """Sends the pulls that are due. The caller holds the updater's lock."""
         slowest = min(entry.clocks.values())
         due = [
-            pull
-            for pull in entry.pending_pulls
-            if self._bound is None or slowest >= pull[2] - self._bound
+            (pushed, worker, clock)
+            for pushed, worker, clock in entry.pending_pulls
+            if self._bound is None or slowest >= clock - self._bound
         ]
         if not due:
             return

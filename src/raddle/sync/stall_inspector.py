@@ -55,6 +55,7 @@ class StallInspector:
         self._thread.join(5)
 
     def _watch(self) -> None:
+        """Writes a long wait into the store, and warns which ranks have not done so."""
         reported = 0  # the number of the last wait that was written into the store
         while not self._end.wait(min(1.0, self._stall / 4)):
             wait = self._current_wait
@@ -75,6 +76,7 @@ class StallInspector:
                     )  # fmt: skip
 
     def _is_waiting(self, count: int, rank: int) -> bool:
+        """Returns whether a rank has written that it waits, too. count: the number of the wait."""
         return rank == self._rank or self._store.check([f"{self._key(count)}/{rank}"])
 
     def _key(self, count: int) -> str:

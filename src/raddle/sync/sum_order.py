@@ -1,12 +1,14 @@
-"""The order in which a wrapped optimizer (sync.Optimizer) all-reduces its slices, made once for all steps.
+"""Makes the order in which a wrapped optimizer (sync.Optimizer) all-reduces its slices, once for all steps.
 
 P3 (arXiv 1905.03960): one all-reduce runs at a time. The next one is that of the most urgent slice whose
 gradient is ready. Differs from the paper: the ready times are measured once, in the first backward, so that
-all ranks follow the same list. The smallest number goes first: urgency 0 is the
-most urgent. Two examples, each with the values of the slices 0, 1 and 2, and after the arrow their order:
+all ranks follow the same list. The smallest urgency goes first: 0 is the most urgent. Two examples with
+three slices, whose gradients are ready after 0, 1 and 2 s:
 
-    ready at   0 1 2     urgency   2 1 0     each takes 3     ->  0 2 1
-    ready at   0 1 2     urgency   2 1 0     each takes 0     ->  0 1 2
+    slice    ready at    urgency    order, if an all-reduce takes 3 s    if it takes 0 s
+      0         0 s         2               first                              first
+      1         1 s         1               third                              second
+      2         2 s         0               second                             third
 """
 
 from __future__ import annotations

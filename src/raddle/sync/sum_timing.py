@@ -16,7 +16,7 @@ SMALL, LARGE = 1, 250_000  # elements: one measures the latency, the other has t
 
 
 class CompletionTimes:
-    """The time at which each parameter's gradient was complete. Used in the first step only."""
+    """The time at which each parameter's gradient was complete; measured in the first step only."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -52,6 +52,7 @@ class AllReduceCost(NamedTuple):
     per_element: float  # seconds
 
     def seconds(self, elements: int) -> float:
+        """Returns the time of an all-reduce of so many elements."""
         return self.latency + self.per_element * elements
 
 
@@ -68,6 +69,7 @@ def measure_all_reduce(
 
 
 def _fastest(transport: Transport, buffer: torch.Tensor) -> float:
+    """Returns the seconds of the fastest of TRIES all-reduces of a buffer."""
     everyone, seconds = tuple(range(transport.size)), []
     for _ in range(TRIES):
         begin = time.perf_counter()

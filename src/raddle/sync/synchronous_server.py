@@ -27,16 +27,17 @@ from raddle.transport.wire import PULL, Frame
 
 
 class StepSums:
-    """With a barrier (no update before all sums): keeps a step's sums until the caller has used them.
+    """Stores the sums of a step with a barrier (no update before all sums) until the caller has used them.
 
     All methods except `sums` are called with the server's lock held.
     """
 
     def __init__(self, failure: RankFailure) -> None:
-        self._sums: dict[int, tuple[int, Tensor]] = {}  # by item: clock and sum
+        self._sums: dict[int, tuple[int, Tensor]] = {}  # item -> (clock, sum)
         self._complete = failure.register(threading.Event())  # set when all items are summed
 
     def add(self, entry: ServerItem, clock: int, total: Tensor, item_count: int) -> None:
+        """Adds an item's sum. item_count: the number of items of the server."""
         self._sums[entry.item.number] = clock, total
         entry.waiting_since = None  # completion_event may have set it during the sum
         if len(self._sums) == item_count:
@@ -56,6 +57,7 @@ class StepSums:
         return self._complete
 
     def sums(self) -> dict[int, Tensor]:
+        """Returns item -> the sum of its gradients."""
         return {number: total for number, (_, total) in self._sums.items()}
 
     def take_clocks(self) -> dict[int, int]:
@@ -113,9 +115,12 @@ class SynchronousServer(ParameterServer):
             if self._admitted is None:
                 return
             self._admitted = max(clock, self._admitted)
-            due = [p for p in self._unadmitted if p[1] <= self._admitted]
-            self._unadmitted = [p for p in self._unadmitted if p[1] > self._admitted]
-        for entry, due_clock, total in sorted(due, key=lambda p: p[0].item.priority):
+            # waiting: (item, clock, sum), as in _unadmitted
+            due = [waiting for waiting in self._unadmitted if waiting[1] <= self._admitted]
+            self._unadmitted = [
+                waiting for waiting in self._unadmitted if waiting[1] > self._admitted
+            ]
+        for entry, due_clock, total in sorted(due, key=lambda waiting: waiting[0].item.priority):
             self._finish(entry, due_clock, total)
 
     def completion_event(self) -> threading.Event:

@@ -1,4 +1,4 @@
-"""The worker's side of a ServerSynchroniser: which gradients this rank has submitted and waits for.
+"""The worker's side of a ServerSynchroniser: records which gradients this rank has submitted and waits for.
 
 A ServerSynchroniser synchronises parameters through servers (server_synchroniser.py). An item is a slice of
 a parameter: some of its rows. A worker pushes (sends) its gradient of an item to the item's server, and the
@@ -64,7 +64,7 @@ class Worker:
         return entry.clock
 
     def wait(self, number: int) -> None:
-        """Returns when the rows of the last submitted gradient are back; at once if none is missing."""
+        """Waits until the rows of the last submitted gradient are back from the server."""
         self._failure.check()
         entry = self.items.get(number)
         if entry is None or entry.up_to_date.is_set():
@@ -83,7 +83,7 @@ class Worker:
             self.record(number, "wait", begin, time.perf_counter())
 
     def describe_wait(self, server: int, name: str, seconds: float) -> str:
-        """Returns a sentence: who waits for whom. name: of the item that `server` has not sent back.
+        """Returns a sentence that says who waits for whom. name: the item that `server` has not sent back.
 
         The server's own rank knows which gradients are missing. Other ranks know only the server.
         """
@@ -101,7 +101,9 @@ class Worker:
                 f"{item.workers} and its server is {item.server}"
             )
         begin = time.perf_counter()
-        if clock == entry.clock and not entry.up_to_date.is_set():  # else mark_returned raises
+        if (
+            clock == entry.clock and not entry.up_to_date.is_set()
+        ):  # if not, mark_returned below raises
             with torch.no_grad():
                 entry.rows.write(values)
         self.mark_returned(item.number, clock)

@@ -164,7 +164,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def barrier(self) -> str:
-        """Why all gradients are summed before any update; empty if they need not be."""
+        """The reason why all gradients are summed before any update; empty if they need not be."""
         return self._hooks.handler.barrier_reason
 
     @property
@@ -176,7 +176,7 @@ class Optimizer(torch.optim.Optimizer):
         """Returns this rank's counters, and why there is a barrier.
 
         bytes, messages: sent or all-reduced so far. overtaken: how many messages left before an older one.
-        waited: seconds so far; sliced: by parameter, the longest few; bucketed: {"sums": seconds}.
+        waited: seconds so far; sliced: {parameter: seconds}, the longest; bucketed: {"sums": seconds}.
         unguarded: parameters for which `step` waits, because no module does.
         """
         return {
