@@ -3,6 +3,9 @@
 Actions work on numbered slots. A slot holds one tensor: a box (a rectangular part) of a value, of a
 parameter or of a partial result. All questions about boxes are answered when the actions are built, so a
 step only moves tensors between slots and calls functions.
+
+A `key` names the step, the micro-batch and its variant (the way in which it is tiled). A `tag` is the same
+number on all ranks that take part in a transfer. A `label` is a text for traces and error messages.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ EXCHANGE_ELEMENTS = 2**20  # small tensors are exchanged together until they hav
 def assemble(
     shape: Sequence[int], dtype: torch.dtype, pieces: Iterable[tuple[Box, Tensor]]
 ) -> Tensor:
-    """Assembles a tensor on the CPU from pieces that cover it; pieces that overlap must be equal there."""
+    """Returns a tensor on the CPU from pieces that cover it; where pieces overlap, they must be equal."""
     pieces, full = list(pieces), Box.full(shape)
     assert covers((box for box, _ in pieces), full), (
         f"{[b for b, _ in pieces]} leave gaps in {full}"
@@ -51,7 +51,7 @@ def assemble(
 
 
 def cut(tensor: Tensor, boxes: Iterable[Box], device: str | torch.device = "cpu") -> list[Tensor]:
-    """Copies boxes of a tensor; each copy has its own memory, on `device`."""
+    """Returns copies of boxes of a tensor; each copy has its own memory, on `device`."""
     full = Box.full(tensor.shape)
     pieces = []
     for box in boxes:
@@ -116,7 +116,7 @@ def cut_state(
     *,
     device: str | torch.device = "cpu",
 ) -> dict[str, list[Tensor]]:
-    """Cuts a full state into a rank's boxes. Raises InputError if names or shapes do not fit.
+    """Returns name -> a rank's boxes of a full state. Raises InputError if names or shapes do not fit.
 
     The state must have every name; for a tied tensor, one of its names is enough.
     """
@@ -185,7 +185,7 @@ def cut_optimizer(
     *,
     device: str | torch.device = "cpu",
 ) -> dict[str, list[Entries]]:
-    """Cuts a full optimizer state into `optimizer.state[tensor]` for each box of a rank.
+    """Returns name -> `optimizer.state[tensor]` for each box of a rank, cut from a full optimizer state.
 
     Each box gets its own copies, also of scalars. As in torch, the entry "step" stays on the CPU.
     """

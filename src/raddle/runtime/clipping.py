@@ -1,4 +1,8 @@
-"""Clips gradients that are spread over ranks by their global norm, as torch's clip_grad_norm_."""
+"""Clips gradients that are spread over ranks by their global norm, as torch's clip_grad_norm_.
+
+The global norm is that of all gradients of the model as one vector. A rank has only a part of them, so the
+ranks add their sums of squares.
+"""
 
 from __future__ import annotations
 

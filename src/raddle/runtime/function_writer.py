@@ -193,7 +193,7 @@ class FunctionWriter:
         argument_kind: Callable[[Piece], str],
         results: Sequence[tuple[Piece, str]],
     ) -> GeneratedCode:
-        """Makes the function. label: its file name in tracebacks; results: pieces and their variables."""
+        """Returns the function. label: its file name in tracebacks; results: (piece, its variable)."""
         body = _with_deletions(
             [*self._lines, f"return ({''.join(var + ', ' for _, var in results)})"]
         )

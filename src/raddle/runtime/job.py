@@ -1,4 +1,8 @@
-"""Loads a job from a plan file: the plan with its model, an example batch and the lowered program."""
+"""Loads a job from a plan file: the plan with its model, an example batch and the lowered program.
+
+Every rank of `raddle run` loads it (session.py). Before the ranks start, `raddle run` loads it on the meta
+device to check the plan.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +59,7 @@ def load_job(
     seed: int = 0,
     device: str = "cpu",
 ) -> Job:
-    """Reads a plan file, loads and captures its model, lowers and checks the program.
+    """Returns the job of a plan file: loads and captures the model, lowers and checks the program.
 
     model: for plans that name none; dtype, bn, dropout: replace the plan's precision, batch norm statistics
     and dropout of attention. Weights and batch depend only on the seed, so every rank that loads a job has
@@ -103,7 +107,7 @@ def optimizer_for(name: str, rate: float | None = None) -> MakeOptimizer:
 
 
 def _load_at_batch(name: str, data: dict[str, Any], dtype: str, device: str, seed: int) -> Workload:
-    """Loads a model, with an example batch of the plan's global size. data: content of the plan file."""
+    """Returns a model with an example batch of the plan's global size. data: content of the plan file."""
     torch_dtype, count = getattr(torch, dtype), data["microbatches"]
     if takes_batch(name):
         batch = data["batch"] or None

@@ -43,7 +43,7 @@ def materialize_boxes(
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> dict[str, list[Tensor]]:
-    """Copies boxes of parameters and buffers: name -> one tensor for each box.
+    """Returns copies of boxes of parameters and buffers: name -> one tensor for each box.
 
     Tensors on meta are initialised temporarily. The model and the caller's random state do not change.
     """
@@ -61,7 +61,10 @@ def materialize_boxes(
 
 
 def materialize(model: Model, seed: int = 0) -> Model:
-    """Initialises in place all tensors of a model that are on meta; same values as materialize_boxes."""
+    """Initialises all tensors of a model that are on meta, and returns the model.
+
+    The values are those of materialize_boxes.
+    """
     initialised: dict[str, Tensor] = {}
     with CAPTURE_LOCK:
         tensors = _tensors(model)
@@ -159,7 +162,8 @@ def _visit(
         for index, (path, _) in enumerate(model.named_modules()):
             if path in needed:
                 # Consecutive seeds, so that no two modules of a model share one. With the
-                # factor, the seeds for neighbouring values of `seed` do not overlap.
+                # factor (of Knuth's multiplicative hash), the seeds for neighbouring values of `seed`
+                # do not overlap.
                 torch.default_generator.manual_seed((seed * 0x9E3779B1 + index) % 2**32)
                 _initialise(model, path, meta[path], wanted, visit)
 

@@ -83,6 +83,7 @@ def _link_events(lane: int, transfers: Sequence[_Transfer], computed: Intervals)
 
 def _messages(intervals: Intervals) -> list[_Transfer]:
     """Returns all messages: each send with the wait of its receiver."""
+    # (source, target, tag, step) -> the wait of the target
     waits = {
         (s.peers[0], d, s.tag, s.step): s
         for d, rank_intervals in enumerate(intervals)
@@ -101,6 +102,7 @@ def _messages(intervals: Intervals) -> list[_Transfer]:
 
 def _sums(intervals: Intervals) -> list[_Transfer]:
     """Returns all all-reduces, each once, from the starts that its members recorded."""
+    # (members, tag, step) -> the starts of this all-reduce, one for each member
     sums_by_group: dict[tuple[tuple[int, ...], int, int], list[RecordedInterval]] = {}
     updates: dict[tuple[int, int], float] = {}  # (device, step) -> start of the update
     for d, rank_intervals in enumerate(intervals):

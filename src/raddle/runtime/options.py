@@ -62,14 +62,14 @@ class Options:
 
     def command_line(self) -> list[str]:
         """Returns the arguments of a command line with these options; `parse` is the inverse."""
-        words = [self.plan]
+        arguments = [self.plan]
         for option in fields(self)[1:]:
             value, flag = getattr(self, option.name), f"--{option.name.replace('_', '-')}"
             if value is True:
-                words.append(flag)
+                arguments.append(flag)
             elif value is not False and value != option.default:
-                words += [flag, str(value)]
-        return words
+                arguments += [flag, str(value)]
+        return arguments
 
 
 def parse(argv: Sequence[str]) -> Options:

@@ -148,7 +148,7 @@ def _load_on_all_ranks(options: Options, transport: Transport, place: torch.devi
 
 
 def _load(options: Options, transport: Transport) -> Job:
-    """Loads the job; raises InputError if this rank cannot run it."""
+    """Loads and returns the job; raises InputError if this rank cannot run it."""
     job = load_job(
         options.plan, model=options.model or "", dtype=options.dtype or "",
         dropout=options.dropout or "", seed=options.seed,
@@ -222,7 +222,7 @@ def _timed_steps(trainer: Trainer, job: Job, options: Options, recorder: Recorde
 def _timed_overlapping_steps(
     trainer: Trainer, batch: Sequence[torch.Tensor], options: Options, recorder: Recorder
 ) -> StepTimes:
-    """Trains with overlapping steps. They have no separate times, so each gets the mean."""
+    """Trains with overlapping steps; returns the times: the mean for each, as the steps overlap."""
     times, functions = StepTimes([], [], []), trainer.setup.functions
     for count in (options.warmup_steps, options.steps - options.warmup_steps):
         if options.trace is not None and times.losses:

@@ -1,4 +1,7 @@
-"""The constant data that all parts of a trainer share: model, program, transport, torch device."""
+"""The constant data that all parts of a trainer share: model, program, transport, torch device.
+
+A trainer makes one Setup and passes it to its parts, such as the optimizer step and the evaluation.
+"""
 
 from __future__ import annotations
 

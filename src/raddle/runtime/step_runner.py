@@ -95,7 +95,7 @@ class StepRunner:
         return self._resized_steps[samples]
 
     def _report_failure(self, run: Callable[[], Tensor], step: int) -> Tensor:
-        """Calls `run`; if it raises, reports the error to all ranks."""
+        """Returns the result of `run`; if it raises, reports the error to all ranks."""
         try:
             return run()
         except BaseException as error:

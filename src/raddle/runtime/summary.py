@@ -1,4 +1,7 @@
-"""Summarises a run, with the prediction next to the measurement, as lines of text or as JSON."""
+"""Summarises a run, with the prediction next to the measurement, as lines of text or as JSON.
+
+`raddle run` prints the summary at the end, on rank 0.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,7 @@ def show(result: Mapping[str, Any], out: TextIO, *, as_json: bool) -> None:
 
 
 def _finite(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces NaN and infinity, which JSON does not have, by None (null)."""
+    """Returns the result with None (null) for NaN and infinity, which JSON does not have."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in result.items()

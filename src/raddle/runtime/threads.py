@@ -45,7 +45,7 @@ def run_threads(
     seed: int = 0,
     spans: list[Span] | None = None,
 ) -> Result:
-    """Runs all steps of a program, with one thread for each device.
+    """Runs all steps of a program with one thread for each device; returns losses, state and gradients.
 
     state: full parameters and buffers; optimizer: makes an optimizer from a list of parameters;
     batches(key): the inputs of a micro-batch by name; spans: if given, gets the recorded spans

@@ -111,14 +111,14 @@ def _trainer(
     model: nn.Module, plan: Any, optimizer: MakeOptimizer, transport: Transport, place: torch.device,
     *, loss: Any, graph: Graph | None, dropout: str | None, **settings: Any,
 ) -> Trainer:  # fmt: skip
-    """Checks the plan against ranks and module, lowers it, and makes the trainer."""
+    """Returns a trainer: checks the plan against ranks and module, and lowers it to a program."""
     # data: the plan, or the content of its file
     data = plan if isinstance(plan, Plan | Mapping) else plan_file.read(plan)
     devices = data.devices if isinstance(data, Plan) else data["devices"]
     if devices != transport.size:
-        were = "was" if transport.size == 1 else "were"
+        verb = "was" if transport.size == 1 else "were"
         raise InputError(
-            f"the plan needs {devices} ranks, {transport.size} {were} started: re-plan with --cluster "
+            f"the plan needs {devices} ranks, {transport.size} {verb} started: re-plan with --cluster "
             f"local:{transport.size}, or launch {devices} with torchrun --nproc-per-node {devices}."
         )
     if graph is None:
@@ -160,7 +160,7 @@ def _place(device: torch.device | str | None) -> torch.device:
 
 
 def _capture(model: nn.Module, plan: Plan | Mapping[str, Any], loss: Any) -> Graph:
-    """Captures the module for the inputs that the plan describes."""
+    """Returns the graph of the module for the inputs that the plan describes."""
     inputs = plan.inputs if isinstance(plan, Plan) else plan["inputs"]
     if not inputs:
         raise InputError("the plan does not say what a step takes: give graph=raddle.capture(...).")

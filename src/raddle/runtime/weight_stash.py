@@ -88,9 +88,9 @@ class WeightStash:
     def take_gradient(self, step: int, slot: int, parameter: Tensor) -> Tensor:
         """Removes and returns a step's gradient of a parameter, all-reduced if there was an all-reduce."""
         if (step, slot) in self.sums:
-            pending, flat = self.sums.pop((step, slot))
+            pending, summed = self.sums.pop((step, slot))
             pending.wait()
-            return flat
+            return summed
         gradient = self.grads.pop((step, slot), None)
         return torch.zeros_like(parameter) if gradient is None else gradient
 

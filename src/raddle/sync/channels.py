@@ -42,7 +42,7 @@ class Channels:
         return trace.record if trace is not None else None
 
     def exchange(self, value: Any) -> list[Any]:
-        """Gathers an object from every rank, in rank order. All ranks call it."""
+        """Returns a list with an object from every rank, in rank order. All ranks call it."""
         return exchange_objects(self.cpu_transport, CPU, value)
 
     def open_sum_transport(self) -> StallInspector:

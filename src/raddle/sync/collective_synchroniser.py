@@ -232,13 +232,13 @@ class CollectiveSynchroniser:
 
 
 def _entry(position: int, item: Item) -> Entry:
-    """Describes an item's sum for check_same. position: the sum's place in the order of the sums."""
+    """Returns a description of an item's sum for check_same. position: its place in the order."""
     what = f"{item.elements} of {item.dtype}, {name_ranks(item.workers)}"
     return f"sum {position}", f"'{item.name}' ({what})"
 
 
 def _describe_sum(entry: SummedItem) -> tuple[tuple[int, ...], str]:
-    """Describes an item's sum for check_orders: the ranks that take part, and a text."""
+    """Returns (the ranks that take part, a text) for an item's sum; for check_orders."""
     assert entry.gradient is not None
     kind = f"{entry.gradient.numel()} of {entry.gradient.dtype}"
     return entry.item.workers, f"'{entry.item.name}' ({kind}, step {entry.clock})"

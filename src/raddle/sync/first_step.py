@@ -2,9 +2,9 @@
 
 Gradients stay in p.grad until then. A mechanism is a way of synchronising gradients (mechanism.py).
 
-A barrier (all gradients are summed before any update) leads to the bucketed mechanism, else to the sliced
-one. Some reasons for a barrier show only in the first step: a script that clips gradients, or a
-GradScaler. A barrier reason is a sentence that says why; empty: no barrier.
+If a barrier is needed (all gradients are summed before any update), the ranks choose the bucketed
+mechanism, else the sliced one. Some reasons for a barrier show only in the first step: a script that clips
+gradients, or a GradScaler. A barrier reason is a sentence that says why; empty: no barrier.
 
 `settings.sync` is the sync kind (plans/sync/sync_kind.py). Its properties: bucketed, gradients are
 all-reduced in buckets (`allreduce`); by_priority, the most urgent slice goes first (`p3`); collective,
@@ -135,7 +135,7 @@ class FirstStep(GradientHandler):
                 )
 
     def _make_updates(self, use_order: list[int]) -> SlicedUpdates:
-        """Makes the SlicedUpdates: servers update the slices, or all ranks sum and update every slice.
+        """Returns new SlicedUpdates: servers update the slices, or all ranks sum and update every slice.
 
         In the second case rank 0 makes the order of the sums from the times of its first backward.
         use_order: all parameters, in the order of their first use in the forward.

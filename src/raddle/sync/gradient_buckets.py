@@ -99,7 +99,7 @@ def cut_buckets(
     nbytes: int,
     compressed_dtype: torch.dtype | None,
 ) -> list[Bucket]:
-    """Makes buckets of one dtype each, with at most `nbytes`; a larger parameter has its own bucket.
+    """Returns buckets of one dtype each, of at most `nbytes`; a larger parameter has its own bucket.
 
     order: indices of parameters; those that it lacks come last. compressed_dtype: the dtype of the buckets;
     None: that of the parameters.

@@ -92,7 +92,7 @@ def check_rows(rank: int, item: Item, parts: Sequence[Tensor], what: str) -> Non
 
 
 def read_payload(rank: int, source: int, item: Item, payload: Tensor) -> Tensor:
-    """Views a flat uint8 tensor as the item's dtype; raises ValueError for a wrong length."""
+    """Returns a view of a flat uint8 tensor in the item's dtype; raises ValueError for a wrong length."""
     if payload.numel() != item.nbytes:
         raise ValueError(
             f"rank {rank} got {payload.numel()} bytes of '{item.name}' from rank {source} and "

@@ -42,12 +42,12 @@ class ItemRows:
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:
-    """Joins slices in one flat tensor: a view of a single one, a copy of several."""
+    """Returns slices as one flat tensor: a view of a single slice, a copy of several."""
     return parts[0].view(-1) if len(parts) == 1 else torch.cat([part.view(-1) for part in parts])
 
 
 def split(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Cuts a flat tensor into views with the shapes of `like`."""
+    """Returns views of a flat tensor, one after the other, with the shapes of `like`."""
     pieces = torch.split(flat.view(-1), [part.numel() for part in like])
     return [piece.view_as(part) for piece, part in zip(pieces, like, strict=True)]
 

@@ -1,6 +1,7 @@
 """Cuts an optimizer's state into slices of parameters, and joins it again for a checkpoint.
 
-The rank that updates a slice has the state of the slice. An item is a slice with a number (item.py).
+A slice is a range of rows of a parameter, with a number (parameter_slices.py). The rank that updates a
+slice has its state.
 """
 
 from __future__ import annotations
@@ -55,5 +56,5 @@ def join_states(
 def merge_states(
     states_by_rank: Sequence[Mapping[int, OptimizerState]],
 ) -> dict[int, OptimizerState]:
-    """Merges the states of all ranks, by item number."""
+    """Returns number of a slice -> its state, from those of all ranks. Each slice is on one rank."""
     return {number: state for states in states_by_rank for number, state in states.items()}

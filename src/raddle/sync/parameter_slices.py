@@ -75,7 +75,7 @@ class ParameterSlices:
                 self.item_numbers[index].append(number)
 
     def gathering(self) -> Gathering:
-        """Makes the object that collects gradients of slices until those of an item are complete."""
+        """Returns an object that collects gradients of slices until those of an item are complete."""
         return Gathering(self.slices_of_item)
 
     def select_rows(self, whole: Tensor, number: int) -> Tensor:
@@ -91,7 +91,7 @@ class ParameterSlices:
         return [self.rows(number) for number in self.slices_of_item[item]]
 
     def record_by_item(self, record_span: RecordSpan | None) -> RecordItemSpan | None:
-        """Wraps a trace callback that takes an item's name into one that takes its number."""
+        """Returns a trace callback that takes an item's number and passes its name to `record_span`."""
         if record_span is None:
             return None
         return lambda number, what, start, end: record_span(

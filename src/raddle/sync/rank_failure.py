@@ -21,7 +21,7 @@ class RankFailure:
         self.reason = ""  # empty: all is well
 
     def register(self, event: threading.Event) -> threading.Event:
-        """Makes a failure set this event, too. Threads that wait for the event call `check` afterwards."""
+        """Makes a failure set this event, too; returns it. Threads wait for it, then call `check`."""
         self._events.append(event)
         return event
 

@@ -235,7 +235,7 @@ class ServerSynchroniser:
         while time.monotonic() < deadline and not self._failure.reason:
             if not self._worker.outstanding() and self._server.is_updated_to(clock):
                 return
-            time.sleep(0.001)
+            time.sleep(0.001)  # seconds until it looks again
 
     def stop(self, reason: str) -> None:
         """Makes every wait here raise `reason`, because another rank has failed. `fail` is not called."""

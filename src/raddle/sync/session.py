@@ -44,7 +44,7 @@ class Session:
         self.trace = ChromeTrace(timeline, self.rank) if timeline else None
 
     def open_transport(self, device: torch.device) -> ProcessTransport:
-        """Opens a transport for one optimizer alone, with its own process groups. All ranks call it."""
+        """Returns a new transport for one optimizer, with its own process groups. All ranks call it."""
         backend = "gloo"
         if device.type == "cuda":
             backend = self._backend or "nccl"
@@ -55,7 +55,7 @@ class Session:
         return transport
 
     def exchange(self, value: Any) -> list[Any]:
-        """Gathers an object from every rank, in rank order. All ranks call it."""
+        """Returns a list with an object from every rank, in rank order. All ranks call it."""
         return exchange_objects(self.transport, CPU, value)
 
     def close(self, failed: str) -> None:

@@ -161,7 +161,7 @@ class SliceUpdater:
 
 
 def _copy_settings(group: dict[str, Any]) -> dict[str, Any]:
-    """Copies a group's settings. A learning rate may be a tensor, which a scheduler changes in place."""
+    """Returns a copy of a group's settings. It clones tensors, as a scheduler may change them in place."""
     return {
         name: value.clone() if isinstance(value, Tensor) else value
         for name, value in group.items()

@@ -118,7 +118,7 @@ class SlicedOptimizer:
         }
 
     def join_states(self, states: Mapping[int, OptimizerState]) -> dict[Tensor, OptimizerState]:
-        """Builds the state of whole parameters from the states of all slices."""
+        """Returns parameter -> its whole state, from the states of all slices."""
         whole: dict[Tensor, OptimizerState] = {}
         for index, p in enumerate(self._slices.parameters):
             numbers = self._slices.slices_of[index]

@@ -36,7 +36,7 @@ def make_server_updates(
     stall: float = 10.0,
     record_span: RecordSpan | None = None,
 ) -> SlicedUpdates:
-    """Makes SlicedUpdates with servers. All ranks call it.
+    """Returns new SlicedUpdates with servers. All ranks call it.
 
     staleness: how many steps a rank may be ahead of the slowest one; 0: synchronous; None: any number.
     stall: seconds of waiting until a warning. record_span: adds a bar to the Chrome trace.

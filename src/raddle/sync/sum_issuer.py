@@ -31,7 +31,7 @@ class SummedItem:
 class SumIssuer:
     """Issues the all-reduces of one rank.
 
-    entries: by number, the items of this rank. order: numbers of all items, in the order of their
+    entries: number -> item, for the items of this rank. order: numbers of all items, in the order of their
     all-reduces. hold_back: nothing is issued before `release`.
     """
 
@@ -71,9 +71,11 @@ class SumIssuer:
         self._turns = Turns(self.order)
 
     def _issue(self, numbers: Sequence[int]) -> None:
+        """Issues the all-reduces of these items, in this order."""
         for number in numbers:
             entry = self._entries[number]
             assert entry.gradient is not None
+            # One more if the item that has been ready for longest is another one
             self.overtaken += next(iter(self._waiting)) != number
             del self._waiting[number]
             self.count += 1

@@ -59,7 +59,7 @@ class AllReduceCost(NamedTuple):
 def measure_all_reduce(
     transport: Transport, device: torch.device, dtype: torch.dtype
 ) -> AllReduceCost:
-    """Measures all-reduces over all ranks, which all call it.
+    """Returns the measured time of all-reduces over all ranks, which all call it.
 
     It takes the fastest of some tries, because in the others a rank may have come late.
     """

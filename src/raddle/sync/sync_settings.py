@@ -1,8 +1,8 @@
 """Reads and checks the arguments of `sync.Optimizer`, and finds out whether a barrier is needed.
 
-A barrier here: all gradients of a step are summed before any parameter is updated. Properties of a `Sync`
-(plans/sync/sync_kind.py): zero3, parameters are sharded too (`sharded:parameters`); server, the one rank
-that updates all parameters, if the user names it; bucketed, gradients are all-reduced in buckets
+A barrier means that all gradients of a step are summed before any parameter is updated. Properties of a
+`Sync` (plans/sync/sync_kind.py): zero3, parameters are sharded too (`sharded:parameters`); server, the one
+rank that updates all parameters, if the user names it; bucketed, gradients are all-reduced in buckets
 (`allreduce`); synchronous, its staleness is 0.
 """
 
@@ -44,7 +44,7 @@ def read_settings(
     debug: bool | None,
     stall: float,
 ) -> SyncSettings:
-    """Checks the arguments for a job of `size` ranks. If `debug` is None, RADDLE_SYNC_DEBUG decides."""
+    """Returns the checked arguments for `size` ranks. If `debug` is None, RADDLE_SYNC_DEBUG decides."""
     sync = check_sync(read_sync(sync_text), size)
     if backward_passes < 1:
         raise ValueError(f"backward_passes is {backward_passes}: a step needs 1 or more")
@@ -54,7 +54,7 @@ def read_settings(
 
 
 def check_sync(sync: Sync, size: int) -> Sync:
-    """Raises InputError for a sync kind that a wrapped optimizer cannot use on `size` ranks."""
+    """Returns the sync kind; raises InputError if a wrapped optimizer cannot use it on `size` ranks."""
     if sync.zero3:
         raise InputError(
             "sync is 'sharded:parameters', and a module needs its parameters whole: use sharded, or a "

@@ -171,7 +171,7 @@ class SynchronousServer(ParameterServer):
         return gradients
 
     def _sum(self, entry: ServerItem, gradients: dict[int, Tensor]) -> Tensor:
-        """Sums gradients, in place if the first one came over the wire.
+        """Returns the sum of gradients, in place of the first one if that came over the wire.
 
         This rank's own gradient belongs to the caller (`borrowed`) and is only read.
         """

@@ -1,4 +1,7 @@
-"""The parameters that a wrapped optimizer (sync.Optimizer) trains, with the model's names for them."""
+"""The parameters that a wrapped optimizer (sync.Optimizer) trains, with the model's names for them.
+
+The other files of this package identify a parameter by its index in this list.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ There are two mechanisms:
   of a slice, which is one of the ranks, updates it and sends it back. `p3` sends the most urgent slice
   first. With `p3:collective` all ranks sum and update all slices.
 
-A barrier: all gradients of a step are summed before any parameter is updated.
+A barrier means that all gradients of a step are summed before any parameter is updated.
 
 The mechanism is chosen at the first step at the latest. Until then gradients stay in p.grad; if something
 reads them there before the step (a GradScaler, a norm), the bucketed mechanism is chosen.
@@ -97,7 +97,10 @@ class Optimizer(torch.optim.Optimizer):
     # -- methods of every optimizer ----------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates with the gradients averaged over all ranks. All ranks take the same number of steps."""
+        """Updates with the gradients averaged over all ranks; returns the closure's loss, if there is one.
+
+        All ranks take the same number of steps.
+        """
         with self._channels.reporting_failures():
             self._steps += 1
             inner, loss = self._trained.optimizer, None

@@ -27,7 +27,10 @@ class PersistentSlots(NamedTuple):
 
 
 def add_persistent_slots(program: Program, device: int, slot_table: SlotTable) -> PersistentSlots:
-    """Adds a slot to `slot_table` for each parameter region, buffer and constant of a device."""
+    """Adds a slot to `slot_table` for each parameter region, buffer and constant of a device.
+
+    Returns the lists of those slots that need more than their tensor.
+    """
     updated_slots: list[int] = []
     gathered: list[GatheredParameter] = []
     views: list[ShardView] = []

@@ -64,7 +64,7 @@ class SliceBuilder:
         return [slot for box, slot in self.slot_table.persistent.get(name, []) if box in boxes_here]
 
     def _start_all_reduce(self, i: Instruction) -> list[StartSliceAllReduce]:
-        """Starts a bundle's all-reduce at its Reduce or, if only one device holds it, at its Update.
+        """Returns the start of a bundle's all-reduce: at its Reduce or, with one holder, at its Update.
 
         Here each Reduce and each Update is about one bundle.
         """

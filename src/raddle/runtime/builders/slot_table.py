@@ -54,27 +54,27 @@ class SlotTable:
         return len(self.shapes) - 1
 
     def add_computed(self, key: Key, tensor_id: TensorId, box: Box) -> int:
-        """Adds a slot for a box that this device computes."""
+        """Adds a slot for a box that this device computes; returns the slot."""
         return self._add(self.computed.setdefault((key, tensor_id), []), box)
 
     def add_received(self, key: Key, tensor_id: TensorId, box: Box) -> int:
-        """Adds a slot for a box that another device sends."""
+        """Adds a slot for a box that another device sends; returns the slot."""
         return self._add(self.received.setdefault((key, tensor_id), []), box)
 
     def add_persistent(self, name: str, role: str, box: Box) -> int:
-        """Adds a slot for a box that stays from step to step and that operators read."""
+        """Adds a slot for a box that stays from step to step and that operators read; returns the slot."""
         slot = self._add(self.persistent.setdefault(name, []), box)
         self.sources.append(SlotSource(name, role, box, slot))
         return slot
 
     def add_shard(self, name: str, box: Box) -> int:
-        """Adds a slot for a ZeRO-3 shard that this device updates."""
+        """Adds a slot for a ZeRO-3 shard that this device updates; returns the slot."""
         slot = self.add_shard_view(name, box)
         self.sources.append(SlotSource(name, "parameter", box, slot))
         return slot
 
     def add_shard_view(self, name: str, box: Box) -> int:
-        """Adds a slot for a shard that this device updates; it is not filled from outside."""
+        """Adds a slot for a shard, which is not filled from outside a step; returns the slot."""
         return self._add(self.shards.setdefault(name, []), box)
 
     def input_source(self, key: Key, name: str) -> SlotSource:

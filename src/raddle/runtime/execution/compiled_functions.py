@@ -99,7 +99,7 @@ class CompiledFunctions:
         return partial(self._compile_and_run, call)
 
     def _compile_and_run(self, call: Call, *arguments: Any) -> Any:
-        """Compiles the function of a call, forward and backward, then runs it.
+        """Compiles the function of a call, forward and backward; then runs it and returns its results.
 
         If it cannot be compiled, the function runs as it is from now on.
         """

@@ -147,7 +147,7 @@ class Messages:
         return self.early_receives[step if len(self.early_receives) > 1 else 0]
 
     def _wait(self, message: PendingMessage) -> Tensor:
-        """Waits for a message; in a greedy schedule, other steps may compute meanwhile."""
+        """Waits for a message and returns it; in a greedy schedule, other steps may compute meanwhile."""
         if len(self.early_receives) == 1:
             return message.wait()
         self.compute_lock.release()

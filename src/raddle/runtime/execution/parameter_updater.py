@@ -51,7 +51,7 @@ class ParameterUpdater:
         self.optimizer_step: Callable[[], None] = lambda: None  # set by the executor
 
     def load(self) -> None:
-        """Called when parameters are in their slots: makes the buffers of the buckets."""
+        """Makes the buffers of the buckets; called when parameters are in their slots."""
         if self.bucket_buffers:
             return
         for bucket in self.buckets:
@@ -63,13 +63,13 @@ class ParameterUpdater:
             self.bucket_buffers.append(flat)
 
     def begin(self, *, updating: bool) -> None:
-        """Called at the start of a run (one step, or all overlapping steps).
+        """Begins a run (one step, or all overlapping steps).
 
         updating: False if the run only accumulates gradients and ends without an update.
         """
 
     def end_step(self, step: int) -> None:
-        """Called after the last action of a step."""
+        """Ends a step; called after its last action."""
 
     def synchronize(self) -> None:
         """Waits for transfers of parameters that go on after a step; only ZeRO has such transfers."""
@@ -89,7 +89,7 @@ class ParameterUpdater:
         return [slots[s] for s in action.call.weights]
 
     def release_weights(self, call: Call, weights: Sequence[Tensor]) -> None:
-        """Called when a backward no longer needs its weights."""
+        """Notes that a backward no longer needs its weights."""
 
     def accumulate(self, call: Call, gradients: Sequence[Tensor | None]) -> None:
         """Adds the gradients of a call's weights to those of earlier micro-batches."""
@@ -178,7 +178,7 @@ def start_sum(
     transport: Transport, devices: tuple[int, ...], action: StartAllReduce, flat: Tensor, *,
     sum_dtype: str,
 ) -> Pending:  # fmt: skip
-    """Starts the all-reduce of a flat buffer, in `sum_dtype` if it is set."""
+    """Starts the all-reduce of a flat buffer; returns the transfer. sum_dtype: as in ParameterUpdater."""
     if not sum_dtype:
         return transport.all_reduce(devices, action.tag, flat, action.label)
     narrowed = flat.to(getattr(torch, sum_dtype))

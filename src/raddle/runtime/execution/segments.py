@@ -124,7 +124,7 @@ class Segments:
         self.store.gathered.release(action.release)
 
     def _run(self, call: Call, inputs: list[Any], arguments: list[Any]) -> tuple[Tensor, ...]:
-        """Runs the function of a call; results have the dtypes of the program, whatever autocast chose."""
+        """Runs the function of a call; returns the results in the program's dtypes, also under autocast."""
         with self._autocast(), self._generator(call):
             results: tuple[Tensor, ...] = self.functions.function_of(call)(
                 *inputs, *arguments, *call.numbers
@@ -199,7 +199,10 @@ class Segments:
     def _take_gradients(
         self, edges: Sequence[Any], result_slots: Sequence[int]
     ) -> tuple[list[Any], list[Tensor]]:
-        """Takes gradients of a call's results from their slots; skips results that have none."""
+        """Takes the gradients of a call's results from their slots; returns them with the results' edges.
+
+        It leaves out results without a gradient.
+        """
         edges_with_gradient, gradients = [], []
         for edge, slot in zip(edges, result_slots, strict=True):
             gradient = self.store.take_gradient(slot)

@@ -56,7 +56,7 @@ class ShardedParameterUpdater(ParameterUpdater):
         self._gathers: dict[int, _PendingGather] = {}
 
     def load(self) -> None:
-        """Called when parameters are in their slots: makes the views that the optimizer updates."""
+        """Makes the views that the optimizer updates; called when parameters are in their slots."""
         slots = self.store.slots
         for view in self.views:
             slots[view.source.slot] = nn.Parameter(slots[view.slot].detach()[view.rows])
