@@ -1,7 +1,12 @@
 """Checks the batches that a user gives to a trainer, and cuts out the part that this rank reads.
 
 A user gives either the whole (global) batch or only the part of this rank. A part is a box of every
-micro-batch: samples, and with spatial or sequence parallelism also a range of another dimension.
+micro-batch: samples, and with spatial or sequence parallelism also a range of another dimension. Example:
+with 8 samples, 2 micro-batches and data parallelism on 2 ranks, the part of rank 1 is its half of each
+micro-batch, concatenated:
+
+    sample       0 1 2 3 | 4 5 6 7     two micro-batches
+    rank 1           2 3 |     6 7     a part of 4 samples
 
 A slot is a numbered place for a tensor (actions.py). A SlotSource says which box of which input fills it;
 its key names the step and the micro-batch. A variant is a way in which some micro-batches of a program run:
@@ -156,13 +161,14 @@ class BatchCutter:
     def read(self, source: SlotSource, tensors: Mapping[str, Tensor]) -> Tensor:
         """Returns the tensor of an input slot, cut from a whole batch or from this rank's part."""
         spec, m = self.inputs[source.name], source.key.micro_batch
-        tensor, whole = tensors[source.name], tuple(tensors[source.name].shape) == spec.full_shape
-        shapes = spec.shapes if whole else [box.shape if box else () for box in spec.boxes]
+        tensor = tensors[source.name]
+        is_whole = tuple(tensor.shape) == spec.full_shape
+        shapes = spec.shapes if is_whole else [box.shape if box else () for box in spec.boxes]
         # In this rank's part, the micro-batch consists of this rank's box only.
-        shape, box = shapes[m], source.box if whole else Box.full(source.box.shape)
+        shape, box = shapes[m], source.box if is_whole else Box.full(source.box.shape)
         if spec.sample_dim is not None and len(shapes) > 1:
-            before = sum(s[spec.sample_dim] for s in shapes[:m] if s)
-            tensor = tensor.narrow(spec.sample_dim, before, shape[spec.sample_dim])
+            samples_before = sum(s[spec.sample_dim] for s in shapes[:m] if s)
+            tensor = tensor.narrow(spec.sample_dim, samples_before, shape[spec.sample_dim])
         return tensor[box.slices_within(Box.full(shape))]
 
     def part(self, batch: Sequence[Tensor]) -> list[Tensor]:
@@ -212,6 +218,7 @@ def _shape(program: Program, name: str, m: int) -> tuple[int, ...]:
 
 
 def _sample_dim(letters: str) -> int | None:
+    """Returns the index of the letter "n" (samples) among the names of dimensions, or None."""
     return letters.index("n") if "n" in letters else None
 
 

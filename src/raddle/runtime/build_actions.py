@@ -6,6 +6,17 @@ dependencies have become the order of the list. The classes in builders/ make th
 them, instruction by instruction. Instructions (program/program.py): Run computes an operator, Merge
 combines partial results, Move sends messages, Reduce sums gradients, Gather gathers sharded parameters,
 Update updates a parameter. An instruction is called i in this file.
+
+Example: the actions of rank 1 for a small model with data parallelism on 2 devices, where each rank has a
+part of the loss.
+
+    Feed, Feed                      the input and the target, samples 4 to 7 of 8
+    Forward                         the whole model and this rank's part of the loss: one segment
+    Send, Receive, AwaitMessage     the parts of the loss go to the other rank
+    Forward, RecordLoss             the merge of the parts
+    Backward, Backward              of the merge, of the segment
+    StartAllReduce                  all gradients in one bucket
+    UpdateParameters
 """
 
 from __future__ import annotations
@@ -183,7 +194,7 @@ class _ActionBuilder:
 
     def _after_forward(self, ops: Sequence[Op], key: Key) -> None:
         """Adds what follows a forward of these operators: buffer updates and the record of the loss."""
-        computed = {o for op in ops for o in op.outputs}
+        computed = {name for op in ops for name in op.outputs}
         self.actions += self.buffers.build(computed, key)
         loss = self.program.graph.loss
         if loss in computed:
@@ -209,10 +220,10 @@ class _ActionBuilder:
         elif self.device in update.devices:
             box_slots = self.slot_table.persistent[update.parameter]
             slots = tuple(slot for _, slot in box_slots if slot in self.persistent.updated_slots)
-            last = self.actions[-1] if self.actions else None
+            last_action = self.actions[-1] if self.actions else None
             # Consecutive updates of one step become one action.
-            if isinstance(last, UpdateParameters) and last.key == update.key:
-                last.slots += slots
+            if isinstance(last_action, UpdateParameters) and last_action.key == update.key:
+                last_action.slots += slots
             else:
                 self.actions.append(UpdateParameters(update.key, slots))
 

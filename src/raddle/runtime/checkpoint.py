@@ -228,8 +228,8 @@ def gather_groups(exchange: Exchange, groups: Sequence[Group]) -> list[Entries]:
     by_rank = exchange(
         [({k: _copy(v) for k, v in options.items()}, list(names)) for options, names in groups]
     )
-    for rank in by_rank:
-        for index, (options, names) in enumerate(rank):
+    for rank_groups in by_rank:
+        for index, (options, names) in enumerate(rank_groups):
             same = [
                 group_names
                 for i, o, group_names in groups_seen
@@ -256,11 +256,11 @@ def options_of(saved: Sequence[Mapping[str, Any]], index: int, names: Sequence[s
 
     A group without parameters takes the options of the saved group with the same index.
     """
-    wanted = set(names)
-    matching = [group for group in saved if wanted & set(group["params"])]
+    group_names = set(names)
+    matching = [group for group in saved if group_names & set(group["params"])]
     if not names and saved:
         matching = [saved[min(index, len(saved) - 1)]]
-    missing = wanted.difference(*(group["params"] for group in saved))
+    missing = group_names.difference(*(group["params"] for group in saved))
     if missing or not matching:  # always raises: the names in `missing`, or the group, are missing
         _raise_if_different(
             "the optimizer's state", {}, dict.fromkeys(sorted(missing), ()), ["a group is missing"]
@@ -268,8 +268,8 @@ def options_of(saved: Sequence[Mapping[str, Any]], index: int, names: Sequence[s
     options = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in matching]
     if not all(_equal(options[0], other) for other in options):
         raise InputError(
-            f"the parameters {', '.join(sorted(wanted)[:3])} are in one group of this optimizer, but had "
-            "different options when they were saved: make the same groups as then."
+            f"the parameters {', '.join(sorted(group_names)[:3])} are in one group of this optimizer, but "
+            "had different options when they were saved: make the same groups as then."
         )
     return {key: _copy(value) for key, value in options[0].items()}
 

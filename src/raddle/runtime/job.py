@@ -78,16 +78,16 @@ def load_workload(
     path: str, *, model: str = "", dtype: str = "", seed: int = 0, device: str = "cpu"
 ) -> tuple[Workload, Graph, Plan]:
     """Returns the workload, its graph and the plan for the graph: `load_job` without the lowering."""
-    data = plan_file.read(path)
-    name = model or data["model"]
+    content = plan_file.read(path)
+    name = model or content["model"]
     if not name:
         raise InputError(f"'{path}' names no model: add --model file.py:function.")
-    plan_dtype, run_dtype = data["dtype"], dtype or data["dtype"]
-    workload = _load_at_batch(name, data, run_dtype, device, seed)
-    graph = capture_workload(workload, data["microbatches"])
+    plan_dtype, run_dtype = content["dtype"], dtype or content["dtype"]
+    workload = _load_at_batch(name, content, run_dtype, device, seed)
+    graph = capture_workload(workload, content["microbatches"])
     if run_dtype == plan_dtype:
-        return workload, graph, plan_file.from_dict(data, graph)
-    return workload, graph, _convert_plan(name, data, run_dtype, graph)
+        return workload, graph, plan_file.from_dict(content, graph)
+    return workload, graph, _convert_plan(name, content, run_dtype, graph)
 
 
 def takes_batch(name: str) -> bool:
@@ -106,11 +106,13 @@ def optimizer_for(name: str, rate: float | None = None) -> MakeOptimizer:
     return partial(preset.make, lr=preset.default_lr if rate is None else rate)
 
 
-def _load_at_batch(name: str, data: dict[str, Any], dtype: str, device: str, seed: int) -> Workload:
-    """Returns a model with an example batch of the plan's global size. data: content of the plan file."""
-    torch_dtype, count = getattr(torch, dtype), data["microbatches"]
+def _load_at_batch(
+    name: str, content: dict[str, Any], dtype: str, device: str, seed: int
+) -> Workload:
+    """Returns a model with an example batch of the plan's global size. content: of the plan file."""
+    torch_dtype, count = getattr(torch, dtype), content["microbatches"]
     if takes_batch(name):
-        batch = data["batch"] or None
+        batch = content["batch"] or None
         workload = zoo.load(name, batch=batch, device=device, dtype=torch_dtype, seed=seed)
     else:  # the function gives one micro-batch; it is repeated for the others
         workload = zoo.load(name, device=device, dtype=torch_dtype, seed=seed)
@@ -119,7 +121,7 @@ def _load_at_batch(name: str, data: dict[str, Any], dtype: str, device: str, see
             for tensors in (workload.inputs, workload.targets)
         )
         workload = replace(workload, inputs=inputs, targets=targets)
-    if dtype != data["dtype"]:
+    if dtype != content["dtype"]:
         # Also converts tensors that a user's function makes in a fixed dtype.
         workload = move_workload(workload, device, torch_dtype)
     return workload
@@ -134,20 +136,20 @@ def capture_workload(workload: Workload, microbatches: int) -> Graph:
     return capture(workload.model, inputs, targets=targets, loss=workload.loss, name=workload.name)
 
 
-def _convert_plan(name: str, data: dict[str, Any], dtype: str, graph: Graph) -> Plan:
+def _convert_plan(name: str, content: dict[str, Any], dtype: str, graph: Graph) -> Plan:
     """Returns the plan for the same model in another precision; `graph` is captured in that precision."""
     plan_graph = capture_workload(
-        _load_at_batch(name, data, data["dtype"], "meta", 0), data["microbatches"]
+        _load_at_batch(name, content, content["dtype"], "meta", 0), content["microbatches"]
     )
     # Operators and the dimensions of their iteration spaces, in both precisions.
     spaces = [{op.name: (op.label, op.space.dims) for op in g.ops} for g in (plan_graph, graph)]
     if spaces[0] != spaces[1]:
         raise InputError(
-            f"'{name}' has other operators in {dtype} than in {data['dtype']}, which the plan is for: it "
-            f"casts, or asks for the type of its inputs; run it in {data['dtype']}, or plan in {dtype}."
+            f"'{name}' has other operators in {dtype} than in {content['dtype']}, which the plan is for: "
+            f"it casts, or asks for the type of its inputs; run it in {content['dtype']}, or plan in {dtype}."
         )
     plan = replace(
-        plan_file.from_dict(data, plan_graph),
+        plan_file.from_dict(content, plan_graph),
         dtype=dtype,
         fingerprint=graph.fingerprint(),  # identifies the graph that a plan is for
         inputs=describe_inputs(graph),

@@ -92,8 +92,8 @@ class ParameterSync:
                 f"{local_reason.rstrip('.')}, which an asynchronous server does not do: use ps."
             )
 
-        def exchange(mine: object) -> list[object]:
-            return exchange_objects(transport, self._place, mine)
+        def exchange(local: object) -> list[object]:
+            return exchange_objects(transport, self._place, local)
 
         # All ranks must agree: a rank that updates no slices does not see an optimizer's reason.
         if sync.synchronous:

@@ -212,9 +212,9 @@ def _timed_steps(trainer: Trainer, job: Job, options: Options, recorder: Recorde
         if options.trace is not None and number == first_traced:
             recorder.start()
         compiled_before = functions.seconds
-        loss, now = float(trainer.step(*batch)), time.perf_counter()
-        times.add(1, [loss], now - previous_end, functions.seconds - compiled_before)
-        previous_end = now
+        loss, end = float(trainer.step(*batch)), time.perf_counter()
+        times.add(1, [loss], end - previous_end, functions.seconds - compiled_before)
+        previous_end = end
         progress.step(number + 1, times.seconds, loss)
     return times
 
@@ -227,9 +227,9 @@ def _timed_overlapping_steps(
     for count in (options.warmup_steps, options.steps - options.warmup_steps):
         if options.trace is not None and times.losses:
             recorder.start()
-        begun, compiled_before = time.perf_counter(), functions.seconds
+        start, compiled_before = time.perf_counter(), functions.seconds
         losses = [float(loss) for loss in trainer.train([batch] * count)]
-        elapsed = time.perf_counter() - begun
+        elapsed = time.perf_counter() - start
         times.add(count, losses, elapsed, functions.seconds - compiled_before)
     return times
 

@@ -53,6 +53,6 @@ class Setup:
             functions=self.functions,
         )  # fmt: skip
 
-    def exchange(self, mine: Any) -> list[Any]:
+    def exchange(self, local: Any) -> list[Any]:
         """Gathers a Python object from every rank; returns the objects of all ranks, by rank."""
-        return exchange_objects(self.transport, self.place, mine)
+        return exchange_objects(self.transport, self.place, local)

@@ -112,9 +112,10 @@ def _trainer(
     *, loss: Any, graph: Graph | None, dropout: str | None, **settings: Any,
 ) -> Trainer:  # fmt: skip
     """Returns a trainer: checks the plan against ranks and module, and lowers it to a program."""
-    # data: the plan, or the content of its file
-    data = plan if isinstance(plan, Plan | Mapping) else plan_file.read(plan)
-    devices = data.devices if isinstance(data, Plan) else data["devices"]
+    plan_or_content = plan if isinstance(plan, Plan | Mapping) else plan_file.read(plan)
+    devices = (
+        plan_or_content.devices if isinstance(plan_or_content, Plan) else plan_or_content["devices"]
+    )
     if devices != transport.size:
         verb = "was" if transport.size == 1 else "were"
         raise InputError(
@@ -122,11 +123,15 @@ def _trainer(
             f"local:{transport.size}, or launch {devices} with torchrun --nproc-per-node {devices}."
         )
     if graph is None:
-        graph = _capture(model, data, loss)
+        graph = _capture(model, plan_or_content, loss)
     if graph.loss is None:
         raise InputError("the module gives no loss: pass loss=..., as torch's cross_entropy.")
-    graph = micro_batch_graph(graph, data)  # the graph of the plan's largest micro-batch
-    parsed_plan = data if isinstance(data, Plan) else plan_file.from_dict(dict(data), graph)
+    graph = micro_batch_graph(graph, plan_or_content)  # the graph of the plan's largest micro-batch
+    parsed_plan = (
+        plan_or_content
+        if isinstance(plan_or_content, Plan)
+        else plan_file.from_dict(dict(plan_or_content), graph)
+    )
     if dropout is not None:
         parsed_plan = replace(parsed_plan, dropout=dropout)
         validate_settings(parsed_plan)
@@ -294,8 +299,8 @@ class Trainer:
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the result of `optimizer_state_dict`, to continue a run; the plan may be another one."""
-        wanted = ("state", "param_groups", "steps", "seed")
-        if missing := next((key for key in wanted if key not in state), None):
+        needed = ("state", "param_groups", "steps", "seed")
+        if missing := next((key for key in needed if key not in state), None):
             raise InputError(
                 f"the optimizer's state has no '{missing}', so a run cannot go on from it: save it with "
                 "this version's optimizer_state_dict()."

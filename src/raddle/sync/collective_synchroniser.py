@@ -219,8 +219,9 @@ class CollectiveSynchroniser:
             with contextlib.suppress(Exception):  # nobody uses these sums any more
                 for entry in pending:
                     self._waiter.wait_for(entry)
-                if (last := pending[-1].gradient) is not None and last.is_cuda:
-                    torch.cuda.current_stream(last.device).synchronize()
+                last_sum = pending[-1].gradient
+                if last_sum is not None and last_sum.is_cuda:
+                    torch.cuda.current_stream(last_sum.device).synchronize()
 
         thread = threading.Thread(target=wait, name="raddle drain", daemon=True)
         thread.start()
@@ -233,8 +234,8 @@ class CollectiveSynchroniser:
 
 def _entry(position: int, item: Item) -> Entry:
     """Returns a description of an item's sum for check_same. position: its place in the order."""
-    what = f"{item.elements} of {item.dtype}, {name_ranks(item.workers)}"
-    return f"sum {position}", f"'{item.name}' ({what})"
+    size_and_ranks = f"{item.elements} of {item.dtype}, {name_ranks(item.workers)}"
+    return f"sum {position}", f"'{item.name}' ({size_and_ranks})"
 
 
 def _describe_sum(entry: SummedItem) -> tuple[tuple[int, ...], str]:

@@ -50,8 +50,8 @@ class Bucket:
             i: part.view(parameters[i].shape) for i, part in zip(members, parts, strict=True)
         }
         self.counts = dict(zip(members, counts, strict=True))
-        last = f" to '{names[members[-1]]}'" if len(members) > 1 else ""
-        self.name = f"the gradients of '{names[members[0]]}'{last}"
+        to_last = f" to '{names[members[-1]]}'" if len(members) > 1 else ""
+        self.name = f"the gradients of '{names[members[0]]}'{to_last}"
         self.filled: set[int] = set()  # indices whose gradients are in `flat`
         self.pending: Pending | None = None  # the all-reduce
         self.start_time = 0.0  # of the all-reduce (time.perf_counter)

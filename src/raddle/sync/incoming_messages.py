@@ -64,5 +64,5 @@ class IncomingMessages:
     def close(self) -> bool:
         """Ignores all messages from now on. Returns False if it was closed before."""
         with self._lock:
-            first, self.closed = not self.closed, True
-            return first
+            was_open, self.closed = not self.closed, True
+            return was_open

@@ -62,11 +62,11 @@ class ServerItem:
 
     def check_clock(self, rank: int, worker: int, clock: int) -> None:
         """Raises ValueError for a gradient that is not the worker's next one; `rank` is the server's."""
-        last = self.clocks[worker]
-        if clock != last + 1:
+        last_clock = self.clocks[worker]
+        if clock != last_clock + 1:
             raise ValueError(
                 f"rank {rank} got '{self.item.name}' with clock {clock} from rank {worker}, "
-                f"whose last had clock {last}: each is submitted once a step, in order"
+                f"whose last had clock {last_clock}: each is submitted once a step, in order"
             )
 
 

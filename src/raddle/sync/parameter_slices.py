@@ -42,10 +42,10 @@ class ParameterSlices:
         self.slices_of: dict[int, list[int]] = defaultdict(list)  # parameter -> its slices
         elements = []  # number of elements of each slice
         for index, p in enumerate(parameters):
-            for first, last in sync.row_ranges(p.shape, size):  # rows from `first` to before `last`
+            for start, stop in sync.row_ranges(p.shape, size):
                 self.slices_of[index].append(len(self.locations))
-                self.locations.append((index, slice(first, last) if p.ndim else None))
-                elements.append((last - first) * p[0].numel() if p.ndim else 1)
+                self.locations.append((index, slice(start, stop) if p.ndim else None))
+                elements.append((stop - start) * p[0].numel() if p.ndim else 1)
         everyone = tuple(range(size))
         urgency = {index: place for place, index in enumerate(order)}  # parameter -> 0: goes first
         by_urgency = sorted(range(len(elements)), key=lambda n: (urgency[self.locations[n][0]], n))
@@ -94,6 +94,6 @@ class ParameterSlices:
         """Returns a trace callback that takes an item's number and passes its name to `record_span`."""
         if record_span is None:
             return None
-        return lambda number, what, start, end: record_span(
-            self.items[number].name, what, start, end
+        return lambda number, lane, start, end: record_span(
+            self.items[number].name, lane, start, end
         )

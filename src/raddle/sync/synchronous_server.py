@@ -177,10 +177,10 @@ class SynchronousServer(ParameterServer):
         """
         record = self.updater.record
         begin = time.perf_counter() if record else 0.0
-        first, *others = entry.sorted_workers
-        borrowed = first == self.rank
-        total = gradients[first].to(entry.master.device)
-        for worker in others:
+        first_worker, *other_workers = entry.sorted_workers
+        borrowed = first_worker == self.rank
+        total = gradients[first_worker].to(entry.master.device)
+        for worker in other_workers:
             gradient = gradients[worker].to(entry.master.device)
             total = total + gradient if borrowed else total.add_(gradient)
             borrowed = False

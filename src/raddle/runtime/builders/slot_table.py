@@ -5,6 +5,12 @@ with the tensor that it is a part of. A variant is a way in which some micro-bat
 the tiles with their devices (program/program.py). A key names a micro-batch: its step, its number in the
 step, and its variant. The id of a tensor is the name of a value or, for a partial result, a tuple
 (function_writer.py).
+
+Example, on device 1 of 2 with data parallelism (a box is written as the range of each dimension):
+
+    parameter "0.weight", box [0:6 0:4]     slot 0, the whole weight
+    parameter "0.bias",   box [0:6]         slot 1
+    input "input",        box [4:8 0:4]     slot 4, the samples 4 to 7
 """
 
 from __future__ import annotations

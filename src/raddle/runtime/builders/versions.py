@@ -1,9 +1,10 @@
 """Finds, for overlapping steps, the version of each weight that a segment uses, and how long it is stashed.
 
 The version of a weight is the number of updates that it has had. Keeping old versions for forwards that
-still use them is PipeDream's weight stashing. A Run is the instruction of a program that computes one
-operator in one phase ("F": forward); a key names a step, a micro-batch and its variant
-(program/program.py).
+still use them is PipeDream's weight stashing. Example: with PipeDream-2BW, a forward of step 2 uses version
+1 of a weight although version 2 exists already. So the update that made version 2 stashed version 1 until
+this forward has run. A Run is the instruction of a program that computes one operator in one phase ("F":
+forward); a key names a step, a micro-batch and its variant (program/program.py).
 """
 
 from __future__ import annotations

@@ -126,12 +126,12 @@ class Messages:
         """Posts a receive now."""
         if receive.delivery.only_with_update and not self._updating:
             return
-        like = self._dtype_examples.get(receive.dtype)
-        if like is None:
-            like = torch.empty(0, dtype=receive.dtype, device=self.store.place)
-            self._dtype_examples[receive.dtype] = like
+        example = self._dtype_examples.get(receive.dtype)
+        if example is None:
+            example = torch.empty(0, dtype=receive.dtype, device=self.store.place)
+            self._dtype_examples[receive.dtype] = example
         self.incoming[receive.number] = self.transport.expect(
-            receive.peer, receive.tag, like, receive.elements, receive.label
+            receive.peer, receive.tag, example, receive.elements, receive.label
         )
 
     def _assembled(self, part: MessagePart, action: Send) -> Tensor:

@@ -169,7 +169,7 @@ def with_strides_of(parameter: Tensor, gradient: Tensor) -> Tensor:
     if gradient.stride() == strides:
         return gradient
     dims = zip(gradient.shape, gradient.stride(), strides, strict=True)
-    if all(size == 1 or stride == wanted for size, stride, wanted in dims):
+    if all(size == 1 or stride == target for size, stride, target in dims):
         return gradient.as_strided(gradient.shape, strides)
     return torch.empty_like(parameter).copy_(gradient)
 

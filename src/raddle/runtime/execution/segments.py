@@ -98,7 +98,7 @@ class Segments:
                 for r, s in zip(results, call.results, strict=True)
                 if r.requires_grad
             ]
-            edges_and_slots = [e for e, _ in ends], [s for _, s in ends]
+            edges_and_slots = [edge for edge, _ in ends], [slot for _, slot in ends]
             self.saved[call.number] = leaves, weights, *edges_and_slots
         if not action.recomputation:
             for slot, result in zip(call.results, results, strict=True):

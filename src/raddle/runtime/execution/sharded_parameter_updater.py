@@ -211,10 +211,10 @@ def _write_parts(parts: Tensor, source: Tensor) -> None:
     All pieces have the size of a row; the last ones may be shorter or empty.
     """
     flat, (_, size) = source.detach().reshape(-1), parts.shape
-    whole = flat.numel() // size if size else 0
-    parts[:whole].copy_(flat[: whole * size].view(whole, size))
-    if whole * size < flat.numel():
-        parts[whole, : flat.numel() - whole * size] = flat[whole * size :]
+    full_rows = flat.numel() // size if size else 0
+    parts[:full_rows].copy_(flat[: full_rows * size].view(full_rows, size))
+    if full_rows * size < flat.numel():
+        parts[full_rows, : flat.numel() - full_rows * size] = flat[full_rows * size :]
 
 
 def _read_parts(parts: Tensor, target: Tensor) -> None:
@@ -223,7 +223,7 @@ def _read_parts(parts: Tensor, target: Tensor) -> None:
         target.copy_(parts.reshape(-1)[: prod(target.shape)].view(target.shape))
         return
     flat, (_, size) = target.view(-1), parts.shape
-    whole = flat.numel() // size if size else 0
-    flat[: whole * size].view(whole, size).copy_(parts[:whole])
-    if whole * size < flat.numel():
-        flat[whole * size :] = parts[whole, : flat.numel() - whole * size]
+    full_rows = flat.numel() // size if size else 0
+    flat[: full_rows * size].view(full_rows, size).copy_(parts[:full_rows])
+    if full_rows * size < flat.numel():
+        flat[full_rows * size :] = parts[full_rows, : flat.numel() - full_rows * size]
