@@ -36,6 +36,7 @@ ALLOWED = {
     "experiments/experiment.py": "/proc/cpuinfo",
     "runtime/clocks.py": "/proc: the machine's boot",
     "transport/exchange.py": "objects between ranks, in memory",
+    "transport/memory_in_use.py": "/proc: the memory of this process",
     "transport/orphans.py": "/proc: whether a process has ended",
     "runtime/session.py": "a copy of its own stdout",
     "transport/failure_channel.py": "lines between ranks",

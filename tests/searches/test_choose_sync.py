@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -69,7 +70,7 @@ def test_it_pays_where_communication_takes_as_long_as_compute(bandwidth: str, sy
 
 
 def test_many_small_messages_cost_their_host() -> None:
-    plan = plan_for(vgg(), hosts("1 GB/s"), "data", bn="local", sync="p3")
+    plan = plan_for(vgg(), hosts("1 GB/s"), "data", bn="local", sync="p3:unbundled")
     timeline = simulate_steps(vgg(), plan, hosts("1 GB/s"))
     slices = [
         s for slices_of_parameter in timeline.program.slices.values() for s in slices_of_parameter
@@ -77,6 +78,8 @@ def test_many_small_messages_cost_their_host() -> None:
     small = sum(s.box.volume < 125_000 for s in slices)
     assert 20 < small < len(slices)
     assert host_seconds(timeline) == pytest.approx(small * 2 * 2 / 2 * MESSAGE_SECONDS)
+    bundled = simulate_steps(vgg(), replace(plan, sync="p3"), hosts("1 GB/s"))
+    assert host_seconds(bundled) < host_seconds(timeline) / 10  # small slices travel together
 
 
 def pair(bandwidth: float) -> Cluster:
