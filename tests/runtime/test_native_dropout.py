@@ -292,6 +292,17 @@ def test_a_segment_draws_once() -> None:
     assert counts == [[1, 1], [2]]
 
 
+def test_a_compiled_segment_draws_once_where_devices_have_copies() -> None:
+    """Copies need equal masks; a tile of one device shares a segment, which starts sooner, with others."""
+    _, graph, _ = network()
+    counts = {}
+    for split, devices in (("@0", 1), ("x2 @0,1", 2)):
+        plan = make_plan(graph, {op.name: split for op in graph.ops}, devices, bucket=1 << 24)
+        device_segments = segments(lower(graph, plan), 0, compiled=True)
+        counts[split] = [sum(op.kind == "attention" for op in ops) for ops in device_segments]
+    assert {split: max(drawing) for split, drawing in counts.items()} == {"@0": 2, "x2 @0,1": 1}
+
+
 def test_masks_are_exact_where_native_ones_would_differ() -> None:
     _, graph, _ = network()
     (op, _) = (op for op in graph.ops if op.kind == "attention")

@@ -16,6 +16,8 @@ from timeouts import HANG
 from torch import Tensor, nn
 
 import raddle
+from raddle.graph.operator_kind import work
+from raddle.program import repeated_blocks
 from raddle.program.lower import lower
 from raddle.program.program import Program
 from raddle.program.repeated_blocks import Repetition, block_borders, longest_repetition
@@ -26,6 +28,12 @@ from raddle.runtime.trainer import Trainer
 from raddle.transport.join import join
 
 WORDS, WIDTH, TOKENS = 11, 8, 6
+
+
+@pytest.fixture(autouse=True)
+def small_blocks_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of these networks are too small to be worth a cut."""
+    monkeypatch.setattr(repeated_blocks, "MIN_FLOPS", 0)
 
 
 class CountingBackend:
@@ -165,18 +173,33 @@ def test_blocks_with_native_dropout_are_compiled_once() -> None:
 def test_a_model_without_repetition_is_one_graph() -> None:
     model = nn.Sequential(nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS), nn.Flatten(0, 1))
     program = program_of(model)
-    assert len(segments(program, 0, cut_blocks=True)) == 1
+    assert len(segments(program, 0, compiled=True)) == 1
 
 
 def test_blocks_are_cut_where_one_value_passes() -> None:
     """Borders lie after the second addition of a block, not where its operators first look alike."""
     program = program_of(transformer(3))
-    before, *blocks, after = segments(program, 0, cut_blocks=True)
+    before, *blocks, after = segments(program, 0, compiled=True)
     assert [op.name for op in before] == ["0"]
     assert [{op.name.split(".")[0] for op in block} for block in blocks] == [{"1"}, {"2"}, {"3"}]
     assert len({len(block) for block in blocks}) == 1
     assert after[0].name.startswith("4")
     assert [op for part in (before, *blocks, after) for op in part] == list(program.graph.ops)
+
+
+def test_small_blocks_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting a compiled segment takes the host longer than a GPU takes to compute a small block."""
+    monkeypatch.undo()
+    program = program_of(transformer(3))
+    assert len(segments(program, 0, compiled=True)) == 1
+    layer = sum(
+        work(op, tile.box).flops
+        for op in program.graph.ops
+        if op.name.startswith("1")
+        for tile in program.variants[0].tiles[op.name].tiles
+    )
+    monkeypatch.setattr(repeated_blocks, "MIN_FLOPS", layer)
+    assert len(segments(program, 0, compiled=True)) == 5
 
 
 def test_blocks_with_other_attributes_are_not_repeated() -> None:

@@ -7,10 +7,12 @@ The runtime executes a segment as one piece, forward and backward. The operators
 - at the borders of stages and of recomputed blocks;
 - before attention with native dropout, if another such attention is before it in the segment: the random
   generator is set at the start of a segment (runtime/execution/random_generator.py), so that the masks of
-  an attention do not depend on what else runs in its segment;
+  an attention do not depend on what else runs in its segment. If segments are compiled, only attention of
+  which several devices compute the same tile is cut so: their masks have to be equal, and the host takes
+  longer to start many compiled segments than the GPU takes to compute small ones;
 - if the backward is split, around every operator with parameters (its W, run later inside a longer segment,
   would compute gradients of activations again);
-- if they are compiled, at the borders of repeated blocks (repeated_blocks.py), which are compiled once;
+- if they are compiled, at the borders of large repeated blocks (repeated_blocks.py), compiled once;
 - in a `threaded` plan (several steps at once), wherever any device communicates, so that no update happens
   inside a segment.
 
@@ -44,24 +46,24 @@ from raddle.program.repeated_blocks import block_borders
 
 
 def segments(
-    program: Program, device: int, variant: int = 0, *, cut_blocks: bool = False
+    program: Program, device: int, variant: int = 0, *, compiled: bool = False
 ) -> list[tuple[Op, ...]]:
     """Returns the segments of a device: the operators that it computes, in order.
 
     variant: index into `program.variants`. A variant is a graph of one micro-batch size, with its tiles on
-    certain devices; most programs have one. cut_blocks: whether to cut at the borders of repeated blocks.
+    certain devices; most programs have one. compiled: whether torch.compile compiles the segments.
     """
     chosen = program.variants[variant]
     device_ops = [op for op in chosen.graph.ops if device in chosen.tiles[op.name].devices]
     cuts = {0, len(device_ops)} | _cuts_of_plan(program, device_ops)
-    if cut_blocks:
+    if compiled:
         cuts |= block_borders(chosen, device, device_ops)
     threaded = is_threaded(program.plan)
     for instructions in _representative_micro_batches(program, variant):
         cuts |= _cuts_of_device(program, instructions, device, device_ops)
         if threaded:
             cuts |= _cuts_of_all_devices(program, instructions, device_ops)
-    cuts |= _cuts_of_native_dropout(program, chosen, device_ops, cuts)
+    cuts |= _cuts_of_native_dropout(program, chosen, device_ops, cuts, compiled=compiled)
     return [tuple(device_ops[a:b]) for a, b in pairwise(sorted(cuts))]
 
 
@@ -170,9 +172,9 @@ def _cuts_of_all_devices(
 
 
 def _cuts_of_native_dropout(
-    program: Program, variant: Variant, device_ops: list[Op], cuts: set[int]
+    program: Program, variant: Variant, device_ops: list[Op], cuts: set[int], *, compiled: bool
 ) -> set[int]:
-    """Returns the cuts after which each segment has at most one attention with native dropout.
+    """Returns the cuts before attention with native dropout (module docstring).
 
     cuts: the cuts that other rules make. A segment that draws random numbers is cut as late as possible.
     """
@@ -180,8 +182,10 @@ def _cuts_of_native_dropout(
     draws = False  # whether the present segment draws random numbers
     for position, op in enumerate(device_ops):
         draws = draws and position not in cuts
-        if has_native_dropout(program.plan, op, variant.tiles[op.name]):
-            if draws:
+        tiling = variant.tiles[op.name]
+        if has_native_dropout(program.plan, op, tiling):
+            has_copies = len({tile.box for tile in tiling.tiles}) < len(tiling.tiles)
+            if draws and (has_copies or not compiled):
                 further.add(position)
             draws = True
     return further

@@ -146,7 +146,8 @@ def _convert_plan(name: str, content: dict[str, Any], dtype: str, graph: Graph) 
     if spaces[0] != spaces[1]:
         raise InputError(
             f"'{name}' has other operators in {dtype} than in {content['dtype']}, which the plan is for: "
-            f"it casts, or asks for the type of its inputs; run it in {content['dtype']}, or plan in {dtype}."
+            "it casts, or asks for the type of its inputs; "
+            f"run it in {content['dtype']}, or plan in {dtype}."
         )
     plan = replace(
         plan_file.from_dict(content, plan_graph),

@@ -41,7 +41,7 @@ class CallBuilder:
         self.stages = stage_of(program.plan)  # operator -> pipeline stage
         # For each variant: its segments as tuples of operators, and operator -> number of its segment.
         self.segments = [
-            segments(program, device, v, cut_blocks=share is not None)
+            segments(program, device, v, compiled=share is not None)
             for v in range(len(program.variants))
         ]
         self.segment_of = [
@@ -84,13 +84,13 @@ class CallBuilder:
         return call
 
     def _random_stream(self, ops: Sequence[Op], variant: int) -> str:
-        """Returns the random stream of a segment's attention with native dropout; "" if there is none.
+        """Returns the random stream of a segment with native dropout of attention; "" if there is none.
 
         A random stream is a text. With the seed of the micro-batch, it determines the random numbers of a
         call (execution/random_generator.py). Native dropout: PyTorch's kernel draws the masks itself.
 
         It depends on the tile, not on the device, so copies of a tile on several devices have equal masks.
-        A segment has at most one such attention, and a device one tile of it.
+        Of several such attentions in a segment (program/segments.py), the first one determines it.
         """
         tiles = self.program.variants[variant].tiles
         for op in ops:
