@@ -34,7 +34,8 @@ def measure_cluster(devices: Sequence[Device], rate: str | None, *, quick: bool)
     """Returns a cluster of the devices with the links measured between their ranks.
 
     rate: of each host's link in the lab, such as "1gbit"; None: ranks of this machine, without a lab.
-    The probe measures its link while ranks compute. Here ranks only wait for messages, as in a plan.
+    `raddle probe` measures messages while all ranks compute. Here a rank does nothing else while it waits
+    for a message, as in a step of a plan, where a rank waits only if it can compute nothing before.
     """
     ranks = len(devices)
     # bandwidth, latency, host_overhead (what communication takes from a rank that computes)

@@ -5,7 +5,7 @@ The thesis is that of B. Eserol (docs/papers.md), and this file belongs to `radd
 *Coarse*: whole filters are distributed over parts; *fine*: input channels of filters. *Imbalance* is the
 work of the largest part divided by the average; epsilon is its bound minus 1. `theirs` is a printed row,
 `ours` raddle's partition (by a Partitioner, which has the hypergraph of one network). `counts` are numbers
-of parts, `budget` the seconds that a partition may take.
+of parts, `budget` the seconds that a partition may take. The heaviest layer is the one that sends most.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments.experiment import RunOptions
-from experiments.thesis.partitions import MI, allowed_imbalance, heaviest_volume
+from experiments.thesis.partitions import MI, allowed_epsilon, heaviest_volume
 from experiments.thesis.printed import COARSE_BOUNDED, FINE_BOUNDED, BoundedTable
 from raddle.api.partitioning import Partitioner, PartitionRequest
 from raddle.api.results import Cell, Column, Table
@@ -41,6 +41,7 @@ def tables(
         rows = []
         for bounded_table in bounded:
             for parts in counts:
+                # 0.7: about the fraction of the part that is finished when these tables begin
                 options.report(f"{method}, imbalance {bounded_table.epsilon:g}, {parts} parts", 0.7)
                 rows.append(row(partitioner, method, bounded_table, parts, budget))
         numbers = "A.1 to A.3, A.7 to A.9" if method == "coarse" else "A.4 to A.6, A.10 to A.12"
@@ -54,7 +55,7 @@ def row(
     """Returns one row, in the order of COLUMNS."""
     theirs = bounded_table.rows[parts]
     ours = partitioner.partition(
-        method, PartitionRequest(parts, epsilon=allowed_imbalance(theirs), budget=budget)
+        method, PartitionRequest(parts, epsilon=allowed_epsilon(theirs), budget=budget)
     )
     # No partition of whole filters that is as even sends less than the lower bound.
     least = None if ours.lower_bound is None else ours.lower_bound / MI

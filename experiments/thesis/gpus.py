@@ -123,6 +123,7 @@ def _printed(case_gap: Gap) -> float | None:
     """Returns the gap to servers in Table 5.15 (CPU nodes, N = 2 and 4)."""
     if case_gap.cluster_case.gpu or case_gap.n not in (2, 4):
         return None
+    # printed: by batch, seconds of a row; fastest: by batch, the least seconds of all rows
     best = fastest([printed(case_gap.n, row) for row in SERVERS])
     return best[case_gap.batch] / printed(case_gap.n, COARSE)[case_gap.batch]
 

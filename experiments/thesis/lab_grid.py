@@ -43,7 +43,7 @@ class Grid(NamedTuple):
     ranks: int
     cells: Mapping[tuple[str, int], RatePair]
     # bandwidth (bytes/s), latency (seconds) and host_overhead (seconds that communication takes from a rank
-    # that computes), as measured there; None: one rank
+    # that computes, by what is communicated: per message, per byte ...), as measured there; None: one rank
     link: Mapping[str, Any] | None
 
 

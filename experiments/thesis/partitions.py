@@ -76,7 +76,7 @@ def make_partitioners(graph: Graph, profiled: np.ndarray) -> WeightedPartitioner
     )
 
 
-def allowed_imbalance(printed: PrintedRow) -> float:
+def allowed_epsilon(printed: PrintedRow) -> float:
     """Returns epsilon for our partition: the imbalance of the printed partition, minus 1."""
     return printed.imbalance - 1
 
@@ -89,7 +89,7 @@ def partition_as_printed(
     for theirs in ALL:
         if parts in theirs.rows:
             request = PartitionRequest(
-                parts, epsilon=allowed_imbalance(theirs.rows[parts]), budget=budget
+                parts, epsilon=allowed_epsilon(theirs.rows[parts]), budget=budget
             )
             results[theirs.name] = partitioners.by_reconstruction.partition(theirs.method, request)
     return results

@@ -10,7 +10,7 @@ from experiments.thesis.epoch import count_epoch
 from experiments.thesis.grid import as_updates, crossover_text, fastest
 from experiments.thesis.grid import printed as printed_seconds
 from experiments.thesis.lab_table import COARSE
-from experiments.thesis.partitions import COLUMNS, MI, allowed_imbalance, data_bytes, printed_row
+from experiments.thesis.partitions import COLUMNS, MI, allowed_epsilon, data_bytes, printed_row
 from experiments.thesis.printed_epoch import EPOCH_DATA, EPOCH_HYPERGRAPH
 from experiments.thesis.simulated import SERVERS, crossover
 from raddle.graph.capture import capture
@@ -63,7 +63,7 @@ def test_a_row_has_the_counts_of_its_partition(chain: Graph) -> None:
 def test_ours_are_at_most_as_uneven_as_the_printed(chain: Graph) -> None:
     theirs = printed.PrintedRow(13, 11, 12, 1, 1)
     result = Partitioner(chain).partition(
-        "coarse", PartitionRequest(2, epsilon=allowed_imbalance(theirs), budget=0.2)
+        "coarse", PartitionRequest(2, epsilon=allowed_epsilon(theirs), budget=0.2)
     )
     assert result.imbalance <= theirs.imbalance + 1e-9
 

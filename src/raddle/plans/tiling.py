@@ -82,7 +82,7 @@ Tiling = Grid | Irregular
 
 
 def even_cuts(size: int, parts: int) -> tuple[int, ...]:
-    """Returns the cut points of equal parts; if `parts` does not divide `size`, larger parts come first."""
+    """Returns the cut points of parts whose sizes differ by one at most; the first is a larger one."""
     return tuple(-(-size * i // parts) for i in range(parts + 1))
 
 

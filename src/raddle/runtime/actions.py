@@ -82,7 +82,7 @@ class Forward:
 
 @dataclass
 class Backward:
-    """Computes gradients of what a call read from the gradients of its results."""
+    """Takes the gradients of a call's results, and computes those of its arguments."""
 
     call: Call
     phase: str = "B"  # "B": all, or activations only if the backward is split; "W": weights only
@@ -281,8 +281,8 @@ class RecordLoss:
     """Records the loss of a micro-batch and, where the backward starts on this rank, sets its gradient."""
 
     slot: int
-    # If several devices have the loss, the backward starts on the first of them or, with a replicated loss
-    # (program/replicated_loss.py), on all.
+    # If several devices have the loss, the backward starts on the first of them. If all devices compute the
+    # loss, so that none sends its gradient (program/replicated_loss.py), it starts on all.
     starts_backward: bool
     reports: bool  # whether this device's copy of the loss is the reported one
     key: Key
@@ -332,7 +332,7 @@ class RankActions:
     # Outputs of the graph: boxes on this device, and slots
     outputs: dict[str, list[tuple[Box, int]]]
     current_buffers: dict[str, list[Box]]  # buffer -> its boxes that this rank saves in checkpoints
-    # slices, bundles and bundle_order are the same on every rank.
+    # Every rank lists the same slices and bundles in the same order; only the slots of a slice differ.
     slices: list[ParameterSlice]
     # Each bundle is the indices (in `slices`) of the slices that are synchronised together.
     bundles: list[tuple[int, ...]]

@@ -96,9 +96,9 @@ def _with_buckets_or_p3(plan: Plan, step_seconds: Callable[[Plan], float]) -> tu
 def host_seconds(timeline: Timeline) -> float:
     """Returns the CPU seconds of a device in a step for messages and all-reduces of slices.
 
-    They are an average over the devices, and 0 if the cluster has host overheads: the simulation then
-    counts this time itself. Only messages of less than half a slice count: a larger message takes longer on
-    its link than on the CPU.
+    planning.py adds them to the simulated step. They are an average over the devices, and 0 if the cluster
+    has host overheads: the simulation then counts this time itself. Only messages of less than half a slice
+    count: a larger message takes longer on its link than on the CPU.
     """
     program = timeline.program
     # slices: by parameter; empty if the sync kind does not cut gradients into slices

@@ -64,6 +64,7 @@ def _parse(options: Sequence[str]) -> Sync:
     return CollectiveSlices(**parse_options(slice_options))
 
 
+# name, the options that it takes, examples for help texts and tests, parser of the options
 KIND = SyncKind(
     "p3", (*PLACEMENT_OPTIONS, f"slice={NUMBER}", COLLECTIVE), ("p3", "p3:collective"), _parse
 )

@@ -8,8 +8,10 @@ of them in different orders wait for each other; three devices may do so in a ri
     device 2 enters   B              then C
 
 Every device executes the list of instructions in its order, so the order is the same on all; but where a
-schedule is greedy, a device chooses at run time which step goes on. The messages of one instruction in one
-direction are a batch, which NCCL runs as it runs a collective (communicators.py).
+schedule is greedy, a device chooses at run time which step goes on. `check_orders` also takes orders that
+do not come from one list, as tests make them. The messages of one instruction in one direction (UP: to a
+device with a higher number, DOWN: to a lower one) are a batch, which NCCL runs as it runs a collective
+(communicators.py).
 """
 
 # d, e: devices
@@ -135,7 +137,7 @@ def _ring(by_device: Mapping[int, Sequence[Entry]], done: Mapping[int, int]) -> 
     d = next(iter(stuck), -1)
     while d in stuck and d not in seen:
         seen.append(d)
-        # One that is elsewhere; it may have no further entry, if it never enters this one.
+        # Go on with a device that should be in this entry and is not: it is in another, or has finished.
         d = next(e for e in stuck[d].devices if stuck.get(e) != stuck[d])
     ring = seen[seen.index(d) :] if d in seen else seen
     return {d: stuck[d] for d in ring}
@@ -145,7 +147,8 @@ def _check_steps_apart(program: Program) -> None:
     """Checks that no two devices enter collectives together in several steps of a greedy schedule."""
     last: dict[tuple[int, int], tuple[int, int]] = {}  # by pair of devices: step, instruction
     for entry in entries(program):
-        if entry.communicator.direction:  # messages have tags: only gloo runs such a schedule
+        # Messages cannot be confused: only gloo runs greedy schedules, and it matches messages by tags.
+        if entry.communicator.direction:
             continue
         step = program.instructions[entry.instruction].key.step
         for pair in ((d, e) for d in entry.devices for e in entry.devices if d < e):

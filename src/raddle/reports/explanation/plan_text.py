@@ -122,8 +122,8 @@ def _verdict(row: Mapping[str, Any], memory: Sequence[int]) -> str:
     """Return whether a candidate of the search was taken, or else why not.
 
     memory: bytes of the devices with the least and with the most memory. row["difference"]: the
-    candidate's step time relative to the plan's; 0.1: 10 % longer. row["simulated"] is False if the
-    candidate's time is that of a single step.
+    candidate's step time relative to the plan's; 0.1: 10 % longer. row["simulated"] is False if only
+    one step on its own was timed, which may take another time than one in a series of steps.
     """
     if row["taken"]:
         return "taken"

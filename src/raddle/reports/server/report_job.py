@@ -85,7 +85,9 @@ class ReportJob:
         """
         with self._lock:
             if not self.running or not self.request.searches:
-                raise InputError("no search is running: wait, or cancel it without a report.")
+                raise InputError(
+                    "this report has no search to stop: wait for the report, or cancel it."
+                )
             self._state["stopping"] = True
 
     def cancel(self) -> None:

@@ -106,7 +106,8 @@ class MemberRanges:
     ) -> Dims:  # fmt: skip
         """Returns the ranges of a member that is split like the member that reads it.
 
-        If several axes cut one dimension, they are added to `combined_axes`.
+        If several axes cut one dimension, the dimension is left whole here, and the axes are added to
+        `combined_axes`: the caller lays out configurations that split these axes one by one.
         """
         space, reader_dims = member.op.space, dims[member.ref]
         dim_ranges = [self._whole(dim.size) for dim in space.dims]
@@ -145,7 +146,9 @@ class MemberRanges:
         reader, part = reader_dims[split_dim], self.operand_ranges(index, reader_dims)
         (a,) = reader.axes
         cuts: list[Cuts] = []
-        first = 0  # number of the first range of degree q (numbers go through all degrees)
+        # Number of the first range of degree q: `part` lists q ranges for every degree q, one degree after
+        # the other, but only one range in all if nothing splits it.
+        first = 0
         for q in lattice.options[a].tolist():
             lo, hi = part.lo[first : first + q].tolist(), part.hi[first : first + q].tolist()
             splits = len(lo) == q and q not in reader.unsplit_degrees

@@ -1,10 +1,14 @@
-"""Writes the collectives of the step script and of the tape with the nodes they wait for, JIT-compiled.
+"""Adds collectives to the task graph of a step, with what they wait for, JIT-compiled.
 
 This module is a part of the fast simulation, with which searches time thousands of plans a second
 (evaluator.py).
 
-collective_nodes.py writes the nodes of a collective. A sync unit is a parameter, or slices of some, that
-are synchronised at once; its row has the sets of rings that sum and gather it, and its bytes (arrays.py).
+Collectives of gradients are rows of the step script; a gather of a block (ZeRO-3) is a row of the tape, the
+list of a graph's instructions. A node is a task of the graph (StepDag); collective_nodes.py writes those of
+a collective. A sync unit is a parameter, a bundle of slices or a block that is synchronised at once; its
+row has the sets of rings that sum and gather it, and its bytes. `slots.sync_units[p, 0]` is the row of
+parameter p. A mark says when its gradient is complete on a device: in which stretch, and how long after the
+start of the stretch (arrays.py).
 """
 
 # n: row of the step script, p: parameter, d: device, g: set of rings, k: ring of a set

@@ -28,7 +28,9 @@ NO_LIMIT = np.iinfo(np.int64).max // 4  # nanoseconds
 class Timer:
     """Times steps of one graph; links: the number of links of the cluster.
 
-    counts: the numbers of nodes, of edges and of simulated nodes of the last step.
+    The plan gives the sync kind and the bucket size; the tiles are those of the slots that `time` gets.
+    counts: of the last step, the numbers of nodes (tasks), of edges, and of nodes that were simulated
+    before its end or the limit was reached.
     """
 
     def __init__(self, index: GraphIndex, plan: Plan, cluster: ClusterArrays, links: int) -> None:
@@ -44,7 +46,10 @@ class Timer:
         self.dag = self._allocate(4096, 16384)  # nodes, edges
 
     def time(self, slots: Slots, store: RowStore, limit: int, *, fold: bool) -> int | None:
-        """Returns nanoseconds of a step; None if they exceed the limit; fold: see Evaluator.time."""
+        """Returns the nanoseconds of a step; None if they exceed the limit.
+
+        slots: which rows of the store the current plan uses. fold: join consecutive tasks of a device.
+        """
         cluster = self.cluster
         while True:
             nanoseconds = step_time(
@@ -57,8 +62,8 @@ class Timer:
 
     def _allocate(self, nodes: int, edges: int) -> StepDag:
         """Returns a StepDag with room for this many nodes and edges."""
-        # arrivals: the number of rows of StepDag.arrival; marks: the number of marks of the tape
-        # (arrays.py)
+        # The tape is the list of the graph's instructions. arrivals: how many of them receive messages;
+        # marks: how many places of the tape messages or all-reduces wait for
         arrivals = int(self.tape.arrival.max(initial=-1)) + 1
         marks = max(self.parameters, int(self.tape.mark.max(initial=-1)) + 1)
 

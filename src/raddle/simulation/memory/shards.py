@@ -7,9 +7,9 @@ all-reduce of shards over their replicas (HSDP) needs no memory: it sums in the 
     gradient              from the first backward that adds to it until it is packed for the reduce-scatter
     buffer of gradients   during the reduce-scatter
     sum of a shard        from the start of the reduce-scatter until the update has ended
-    buffer of a gather    from its start until its parameters are unpacked: when it has ended and, with
-                          ZeRO-3, the first run waits for it
-    gathered parameter    ZeRO-3: from then until the last run that waits for the gather and reads it ends
+    buffer of a gather    from the start of the gather until its parameters are unpacked: at the end of the
+                          gather or, with ZeRO-3, when the first run that waits for the gather starts
+    gathered parameter    ZeRO-3: from its unpacking until the end of the last run that reads it then
 """
 
 # d: device; times are in nanoseconds, as in ledger.py
