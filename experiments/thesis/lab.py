@@ -83,8 +83,8 @@ def _rates(grid: Grid, batches: Sequence[int]) -> Table:
     )
     if grid.ranks > cores():
         note += (
-            f" {grid.ranks} ranks share {cores()} cores: simulated operators take as much longer as ranks "
-            "compute at the same time."
+            f" {grid.ranks} ranks share {cores()} cores: the simulation multiplies the time of an operator "
+            f"by the number of ranks that compute at the same time, divided by {cores()}."
         )
     return Table(f"Images a second, N = {grid.ranks}", columns, rows, note)
 
@@ -117,7 +117,7 @@ def _speedups(grids: Sequence[Grid], batches: Sequence[int]) -> Table:
             rows.append(row)
     note = (
         f"Times a single rank, by global batch. All ranks here have {cores()} cores between "
-        "them; a node of the thesis has 56. Its seconds are of ten epochs of 10,240 images."
+        "them; a node of the thesis has 56. The thesis prints the seconds of ten epochs of 10,240 images."
     )
     return Table("Faster than a single rank", columns, rows, note)
 

@@ -50,7 +50,9 @@ def _grad_operands(graph: Graph) -> dict[str, tuple[int, ...]]:
 def weight_table(plain: Partitioner, measured: Array, batch: int) -> Table:
     """Returns a table of each layer's share of all work, in percent, by source.
 
-    measured: the weights of `profiled_weights`; l: number of a layer; units: its filters or neurons.
+    plain: keeps every fully connected layer as a layer, where another partitioner joins them into one
+    vertex. measured: the weights of `profiled_weights`; l: number of a layer; units: its filters or
+    neurons.
     """
     flops = np.array([layer.flops for layer in plain.network.layers], float)
     reconstructed = np.array(RECONSTRUCTED, float)

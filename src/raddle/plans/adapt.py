@@ -97,7 +97,7 @@ def _resized_tiling(
             continue
         return candidate
     raise InputError(
-        f"the tiles of '{op.name}' cannot be those of {smaller.batch} samples: "
+        f"the tiles of '{op.name}' cannot be scaled to {smaller.batch} samples: "
         "use a batch that all micro-batches share evenly."
     )
 
@@ -180,7 +180,8 @@ class _Adapter:
             yield tiling
         else:
             yield scaled_tiling(op, trained, tiling, self.graph.batch, self.evaluation.batch)
-            # Else the same cut points: where they cut rows of a parameter, each device holds only its rows.
+            # If scaled tiles are not legal, try the cut points of training: where they cut rows of a
+            # parameter, a device holds only the rows that it got by these cuts.
             yield projected_tiling(op, tiling, {d: d for d in range(len(op.space.dims))})
 
     def _as_producers(self, op: Op) -> Iterator[Tiling]:
@@ -229,7 +230,10 @@ class _Adapter:
 
 
 class _TrainingBoxes:
-    """The boxes of parameters that devices hold in training: those that their tiles read."""
+    """The boxes of parameters that devices hold in training: those that their tiles read.
+
+    Boxes that no tile reads belong to the first device that reads the parameter (regions.py).
+    """
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self.plan, self.graph, self.readers = plan, graph, _readers(graph)

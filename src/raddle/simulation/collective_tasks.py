@@ -3,8 +3,9 @@
 The devices (members) that take part in a collective together are listed as a ring. Each member is one task,
 which holds the links from this member to the next. All tasks of a ring become ready together, when its last
 member is ready, and have the same duration: that of the fastest algorithm, which may be another than a ring
-(costs/collectives.py). For an all-reduce, a member is ready when its gradients are complete; for a
-reduce-scatter or all-gather, when it has done everything before it in the program. For an all-reduce over
+(costs/collectives.py). For an all-reduce, a member is ready when its gradients are complete, unless
+communication takes device time or slices keep the program's order; then, and for a reduce-scatter or
+all-gather, when it has done everything before it in the program. For an all-reduce over
 replicas of shards (HSDP), it has also received the sums of the reduce-scatter.
 """
 
@@ -95,6 +96,7 @@ class CollectiveTasks:
             table.add_dependencies(tasks, gates)
             devices.append(ring)
             ids.append(tasks)
+        # On each member, the instruction ends when its task of the collective has ended.
         table.end_with_messages(number, np.concatenate(devices), np.concatenate(ids))
 
     def _add_host_overhead(

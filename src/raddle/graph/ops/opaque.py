@@ -19,7 +19,9 @@ from raddle.graph.operand_refs import call_with_operands
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.traits import SavedTensors, Traits
 
-_CAPITALS = "ABCDEFGHIJKLMOPQRSTUVWXYZ"  # without N: in lower case, n would mean a sample dimension
+_CAPITALS = (
+    "ABCDEFGHIJKLMOPQRSTUVWXYZ"  # without N, which could be mistaken for n, the sample dimension
+)
 
 
 def _letters(shape: Sequence[int], sizes: dict[str, int]) -> list[str]:

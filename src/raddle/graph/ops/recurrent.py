@@ -172,6 +172,7 @@ def unroll(
     weights = [LayerWeights(*params[i : i + per_layer]) for i in range(0, len(params), per_layer)]
     time_dim = 1 if batch_first else 0
     are_zeros = [_is_zeros(b, s) for s in states]
+    # The composite as a whole has no fused call; each layer and direction adds one of its own below.
     with b.composite(cell_type.kind, [], has_fused_call=False):
         sequence = [select(b, x, time_dim, t) for t in range(x.shape[time_dim])]
         initial_states = [_initial_state(b, s, sequence[0]) for s in states]

@@ -71,7 +71,7 @@ class _SliceReplay:
                 where = "each" if s.server < 0 else s.server
                 raise InputError(
                     f"the holders of parameter '{self.name}' disagree: slice {s.box} is held by "
-                    f"{list(s.devices)} and updated on {where}."
+                    f"{list(s.devices)} and updated on {where}, but no region has these holders and server."
                 )
 
     def _check_bundles(self) -> None:
@@ -113,7 +113,7 @@ class _SliceReplay:
                 self.instructions.setdefault((i.parameters, i.regions, i.devices), []).append(n)
             elif isinstance(i, Move):
                 pairs = tuple(sorted((m.source, m.target, m.boxes) for m in i.messages))
-                # first_alike: the first kind with the same content and subject (message_kind.py).
+                # Kinds that send the same data of a parameter (message_kind.py) are looked up by the first.
                 self.instructions.setdefault((i.kind.first_alike, i.values, pairs), []).append(n)
             elif isinstance(i, Reduce):
                 self.instructions.setdefault(

@@ -78,6 +78,9 @@ def describe_run(
 ) -> dict[str, Any]:
     """Return the metrics of a run, and the timeline of its median step if it has a trace.
 
+    columns: packs lists of integers for the page; `add` returns where one is, and stores differences with
+    `delta`.
+
     ops: numbers of operators, by name.
     """
     timeline = None

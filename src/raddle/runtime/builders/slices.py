@@ -5,9 +5,8 @@ together with others in a bundle (program/bundle.py), while the rank goes on com
 server, or on all holders after an all-reduce (collective updates). During a run, a synchroniser (package
 sync/) does this work. Instructions (program/program.py): Move sends messages, Reduce all-reduces gradients,
 Update updates a parameter. A region is a box of a parameter, with the devices that hold it and its server.
-A delivery (delivery.py) says how a kind of messages is packed and received. The slot table (slot_table.py)
-has the (box, slot) pairs of each parameter on this device: `persistent` for the tensors that stay from step
-to step. Letters: i an instruction, r a region, b a box, s its slot.
+The slot table (slot_table.py) has the (box, slot) pairs of each parameter on this device: `persistent` for
+the tensors that stay from step to step. Letters: i an instruction, r a region, b a bundle, s a slice.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ The basic starts are:
 Any other plan whose layers are each split along one axis can be a start, too.
 """
 
-# b: block; a: axis of a block, by its position in MixedBlock.axes; m: the model (mixed_model.py);
-# d: a dimension of an operator; apportion_units: writes whole units, in proportion to fractions, into a row
+# b: block; a: axis of a block, by its position in MixedBlock.axes; m: the cost model, with the work and
+# units of each block (mixed_model.py); d: a dimension of an operator; apportion_units: writes whole units,
+# in proportion to fractions, into a row
 
 from __future__ import annotations
 

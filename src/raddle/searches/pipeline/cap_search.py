@@ -88,7 +88,8 @@ def least_total(
             1 - RELATIVE_TOLERANCE
         ):
             continue
-        # Without halving, the cap excludes nothing in the interval: without a solution it is dropped.
+        # If `halve` is False, the cap allows every solution of the interval: if there is none, the interval
+        # is dropped.
         cap = (low + high) / 2 if halve else high * (1 - RELATIVE_TOLERANCE)
         optimum = solve(cap)
         if halve:

@@ -31,6 +31,9 @@ exact; if not, `exact` is False.
 """
 
 # i: an ideal, d: the first device of a stage, q: number of stages from this one to the last, s: a stage
+# A PlacedSegment is a stage: the layers between ideals i and j, on the r devices from d on. IdealSums has
+# for each ideal the sums over its layers: `forward` and `backward` in seconds by kind of device; `work` in
+# seconds, each layer on its fastest kind.
 
 from __future__ import annotations
 

@@ -10,9 +10,12 @@ This module is a part of the fast simulation, with which searches time thousands
    device into one node. At the tape's events it inserts the rows of the step script.
 3. `run_dag` simulates the nodes (loop.py).
 
-A sync unit is a parameter or a slice that is synchronised at once. A stretch is a series of tasks that a
-device computes without waiting; an offset is the time since its start (arrays.py). The result equals that
-of the full simulation (simulation/engine.py) to the nanosecond.
+The tape lists a graph's computations, messages, gathers of blocks (ZeRO-3) and events in the program's
+order, the same for all plans. The arena has the rows of all tilings so far; a slot says which rows of the
+arena the current plan uses. A sync unit is a parameter or a bundle of slices that is synchronised at once.
+A stretch is a series of tasks that a device computes without waiting; an offset is the time since its
+start. A mark is a stretch and an offset at which messages may start (arrays.py). The result equals that of
+the full simulation (simulation/engine.py) to the nanosecond.
 """
 
 # r: row of the tape, n: row of the step script, d: device, p: parameter, g: set of rings, m: mark of the

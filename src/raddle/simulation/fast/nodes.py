@@ -89,7 +89,7 @@ def await_arrival(
     if arrival >= 0 and dag.nodes[arrival, AWAITED] == 0:
         dag.nodes[arrival, AWAITED] = 1
         # A stretch with a task has an offset over 0 or, without `fold`, is a node that holds a device.
-        # AWAITED: another node waits for its start.
+        # AWAITED of a stretch: a collective waits for its start (collective_nodes.py sets it).
         stretch = dag.nodes[progress.stretch[d]]
         if progress.offset[d] > 0 or stretch[FIRST_RESOURCE] >= 0 or stretch[AWAITED] > 0:
             progress.busy_before[d] += progress.offset[d]
