@@ -139,3 +139,14 @@ def test_local_statistics_stay_with_their_samples(tiles: dict[str, str]) -> None
     graph = capture(model, [torch.randn(8, 4)], loss=square)
     with pytest.raises(InputError, match="bn: local"):
         lowered(graph, 3, tiles, bn="local")
+
+
+def test_local_statistics_of_one_value_are_refused() -> None:
+    """PyTorch's batch norm refuses one value per channel, and its running variance would be infinite."""
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4))
+    graph = capture(model, [torch.zeros(4, 2, 3, 3)], loss=square)
+    quarters = {op.name: "n/4 @0-3" for op in graph.ops if "n" in {d.name for d in op.space.dims}}
+    with pytest.raises(InputError, match=r"one value of each channel of '1.moments'.*bn: global"):
+        lowered(graph, 4, quarters, bn="local")
+    lowered(graph, 4, quarters)
+    lowered(graph, 2, {name: "n/2 @0,1" for name in quarters}, bn="local")

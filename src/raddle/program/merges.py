@@ -7,6 +7,7 @@ tiles that contribute to it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from raddle.errors import InputError
@@ -39,6 +40,11 @@ def is_partial(op: Op, tiling: Tiling, bn: str) -> bool:
     if not is_local_statistics(op, bn):
         return True
     # Local batch statistics are not merged: those of each tile count as a copy of the result.
+    if any(_values_per_channel(op, box) == 1 for box in tiling.boxes):
+        raise InputError(
+            f"with bn: local, a device has one value of each channel of '{op.name}', and one value has no "
+            "variance: use bn: global, a larger batch, or fewer devices."
+        )
     if len(set(tiling.devices)) == len(tiling.devices):
         return False
     outputs_and_devices = [(op.space.output_boxes(t.box)[0], t.device) for t in tiling.tiles]
@@ -48,6 +54,11 @@ def is_partial(op: Op, tiling: Tiling, bn: str) -> bool:
             "use bn: global, or fewer tiles."
         )
     return False
+
+
+def _values_per_channel(op: Op, box: Box) -> int:
+    """Returns from how many values the box takes each mean and variance."""
+    return math.prod(box.hi[d] - box.lo[d] for d in op.space.reduced_dims)
 
 
 def place_merge(

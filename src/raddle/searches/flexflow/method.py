@@ -14,7 +14,7 @@ the chain accepts and rejects the same proposals as with full simulations (chain
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from raddle.clusters import Cluster
@@ -72,9 +72,7 @@ def flexflow(
     tiles_by_start = {name: space.with_pins(tiles) for name, tiles in starts.items()}
     if random_too:
         tiles_by_start["random"] = random_start(space, settings.seed)
-    first = next(iter(tiles_by_start.values()))
-    plan = Plan(first, space.device_count, **settings.plan_fields)
-    evaluator = Evaluator(graph, cluster, plan, settings.profile)
+    evaluator = _evaluator_of_a_valid_start(graph, cluster, settings, tiles_by_start.values())
     multi_chain = MultiChain(space, evaluator, clock, settings)
     for name, tiles in tiles_by_start.items():
         multi_chain.add_chain(name, tiles, guided=guided)
@@ -89,3 +87,17 @@ def flexflow(
         multi_chain.stopped,
         tuple(multi_chain.history),
     )
+
+
+def _evaluator_of_a_valid_start(
+    graph: Graph, cluster: Cluster, settings: Settings, starts: Iterable[Tiles]
+) -> Evaluator:
+    """Returns an evaluator with the first valid start. Raises the first start's InputError if none is."""
+    errors = []
+    for tiles in starts:
+        plan = Plan(tiles, len(cluster.devices), **settings.plan_fields)
+        try:
+            return Evaluator(graph, cluster, plan, settings.profile)
+        except InputError as error:
+            errors.append(error)
+    raise errors[0]

@@ -52,7 +52,7 @@ def annealing_rounds(
     # Masks of allowed axes: of rounds with even and with odd numbers
     axes = [np.ones(m.letter.shape, np.bool_), _allowed_axes(blocks, m, "nc")]
     names = list(starts)
-    best_name, best_volume = names[0], _reference_volume(m, max_work, starts)
+    best_name, best_volume = _best_start(m, max_work, starts)
     states = {name: state.copy() for name, state in starts.items()}
     best_state = states[best_name]
     steps, number = FIRST_STEPS, 0
@@ -91,15 +91,26 @@ def annealing_rounds(
         )
 
 
-def _reference_volume(m: MixedModel, max_work: Array, starts: Mapping[str, MixedState]) -> float:
-    """Returns the least volume of a start that is in balance; if none is, the largest of all."""
+def _best_start(
+    m: MixedModel, max_work: Array, starts: Mapping[str, MixedState]
+) -> tuple[str, float]:
+    """Returns the balanced start with the least volume, and its volume, which is at least 1.
+
+    If no start is balanced: the one with the largest volume, so that the first balanced state that the
+    rounds find is most likely the best so far.
+    """
     volumes = {name: volume(m, *state) for name, state in starts.items()}
     balanced = [
-        volumes[name]
+        name
         for name, state in starts.items()
         if bool((np.array(part_work(m, state)) <= max_work * (1 + 1e-9)).all())
     ]
-    return max(1.0, min(balanced) if balanced else max(volumes.values()))
+    name = (
+        min(balanced, key=volumes.__getitem__)
+        if balanced
+        else max(volumes, key=volumes.__getitem__)
+    )
+    return name, max(1.0, volumes[name])
 
 
 def _allowed_axes(blocks: MixedBlocks, m: MixedModel, letters: str) -> Array:

@@ -85,9 +85,9 @@ class PipelineRequest:
         if self.microbatches is not None:
             return [self.microbatches]
         # per_step: for a schedule without a flush, the number of micro-batches of a step, by the number of
-        # stages; here there is one stage on each device.
+        # stages; unless the user fixes it, there is one stage on each device.
         if not self.is_written_out and self.named_schedule.per_step is not None:
-            return [min(batch, self.named_schedule.per_step(devices))]
+            return [min(batch, self.named_schedule.per_step(self.stages or devices))]
         return sorted({m for m in (devices, 2 * devices, 4 * devices) if m <= batch} or {batch})
 
     def partition(
