@@ -48,9 +48,10 @@ def read_samples(file: Path) -> list[Sample]:
 def rates_by_slot(
     samples: Sequence[Sample], begin: float, end: float, slot: float
 ) -> list[tuple[float, float, float]]:
-    """Returns the average rates in slots of `slot` seconds between `begin` and `end`.
+    """Returns the average rates in time slots of `slot` seconds between `begin` and `end`.
 
-    An entry is (seconds from `begin` to the middle of the slot, bytes/s sent, bytes/s received).
+    begin, end: seconds by the clock of the samples. An entry is (seconds from `begin` to the middle of the
+    slot, bytes/s sent, bytes/s received).
     """
     import numpy as np
 
@@ -65,7 +66,7 @@ def rates_by_slot(
 
 
 def main(interface: str, path: str) -> None:
-    """Appends samples to the file `path` until the process is terminated."""
+    """Writes samples into the file `path`, line by line, until the process is terminated."""
     folder = Path("/sys/class/net") / interface / "statistics"
     with open(path, "w", buffering=1, encoding="utf-8") as out:
         while True:

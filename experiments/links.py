@@ -27,7 +27,7 @@ from raddle.api.transports import PUSH, Frame, SocketWire
 from raddle.errors import InputError
 
 MEGABYTE = torch.zeros(2**18)  # float32: 1 MiB
-FRAMES = 24  # messages of a megabyte, to measure the bandwidth of a link
+FRAMES = 24  # messages of 1 MiB that are sent to measure the bandwidth of a link
 ALL_REDUCES = 50  # small all-reduces in one measurement
 TIMEOUT = 60.0  # seconds in which all ranks must be connected
 
@@ -143,7 +143,8 @@ def background_traffic(rank: int, size: int, rate: float) -> Iterator[None]:
         sent, begun = 0, time.perf_counter()
         while not finished.is_set():
             due = sent * MEGABYTE.nbytes < rate * (time.perf_counter() - begun)
-            # counters.messages: messages that have left; at most three wait in the queue
+            # due: the average rate is below `rate`. counters.messages: messages that have left; at most
+            # three wait in the queue.
             if due and sent - wire.counters.messages < 3:
                 wire.send((rank + 1) % size, Frame(PUSH, 0, sent + 1), MEGABYTE, 0)
                 sent += 1

@@ -77,7 +77,7 @@ def small(batch: int = 8) -> Task:
 
 
 def alexnet(batch: int = 32) -> Task:
-    """Returns AlexNet, a half as wide: its three linear layers have 95 % of the parameters."""
+    """Returns AlexNet, half as wide: its three linear layers have 95 % of the parameters."""
     model = nn.Sequential(
         nn.Conv2d(3, 32, 11, stride=4, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2),
         nn.Conv2d(32, 96, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2),

@@ -18,8 +18,8 @@ def ranks(values: Sequence[float]) -> list[float]:
         end = begin
         while end < len(order) and values[order[end]] == values[order[begin]]:
             end += 1
-        for place in order[begin:end]:
-            result[place] = (begin + 1 + end) / 2
+        for index in order[begin:end]:  # equal values, which have the ranks begin + 1 to end
+            result[index] = (begin + 1 + end) / 2
         begin = end
     return result
 

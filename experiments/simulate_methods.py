@@ -105,7 +105,8 @@ def simulate_method(
 
 def _optcnn_paper(graph: Graph, on: Cluster) -> Tiles:
     """Returns the tiles of OptCNN with the paper's costs: parameter servers, not all-reduce."""
-    return optcnn_paper(graph, on)[0]  # without the Solution (cost, proof)
+    # [1] is the Solution: its cost, and whether it is a proven optimum
+    return optcnn_paper(graph, on)[0]
 
 
 def recurrent_expert(graph: Graph, on: Cluster) -> Tiles:

@@ -134,7 +134,8 @@ class JobRunner:
         """Returns a function that trains one step by the variant, on a copy of the model."""
         model = copy.deepcopy(self.workload.model)
         if variant.runner == "ddp":
-            # None keeps torch's smaller first bucket; naming even the default size would disable it.
+            # None keeps torch's smaller first bucket; naming even the default size would disable it. A
+            # bucket of 0 becomes one byte, so that each tensor has a bucket of its own.
             size = None if variant == DDP else max(variant.bucket, 1) / MIB
             module = DistributedDataParallel(model, bucket_cap_mb=size)
             return self._torch_step(module, sgd(module.parameters()))

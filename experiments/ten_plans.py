@@ -144,16 +144,16 @@ def section(title: str, group: PlanGroup, results: Sequence[PlanTimes], printed:
     )
     order = sorted(range(len(results)), key=simulated.__getitem__)
     # index in `results` (sorted by measured time) -> place by simulated time, from 1
-    simulated_place = {at: number + 1 for number, at in enumerate(order)}
+    simulated_place = {index: number + 1 for number, index in enumerate(order)}
     rows: list[list[Cell]] = [
         [
             r.name, 1e3 * r.measured.seconds, 1e3 * r.measured.shortest, 1e3 * r.measured.longest,
-            1e3 * r.simulated, 100 * r.error, at + 1, simulated_place[at],
+            1e3 * r.simulated, 100 * r.error, index + 1, simulated_place[index],
         ]
-        for at, r in enumerate(results)
+        for index, r in enumerate(results)
     ]  # fmt: skip
     note = (
-        "Measured: the median over blocks of steps, plans in turn, of the slowest rank. Simulated: from "
-        "operators and links measured on the same ranks just before."
+        "Measured: the slowest rank's time of a step, the median over blocks of steps; plans take turns "
+        "block by block. Simulated: from operators and links measured on the same ranks just before."
     )
     return Section(title, text, [Table("Ten plans, the fastest first", COLUMNS, rows, note)])

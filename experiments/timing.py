@@ -40,7 +40,7 @@ class StepTimes(NamedTuple):
     shortest: float  # seconds of a step in the fastest block
     longest: float  # in the slowest block
     losses: Sequence[float]  # of the first two steps, which warm up
-    peaks: Sequence[int]  # peak bytes by rank; empty unless requested
+    peaks: Sequence[int]  # peak bytes by rank (timing_rank.py); empty unless requested
 
 
 def time_plans(
@@ -101,7 +101,7 @@ def run_ranks(ranks: int, rate: str | None, argv: Sequence[str]) -> None:
     if finished.returncode:
         output = _traceback(finished.stderr)
         print(output, file=sys.stderr, flush=True)
-        last = (output.strip().splitlines() or ["they said nothing"])[-1]
+        last = (output.strip().splitlines() or ["they printed no error"])[-1]
         raise InputError(f"{ranks} ranks of this machine failed: {last}")
 
 

@@ -153,7 +153,10 @@ def _block(step: Step, trainer: Trainer | None, count: int) -> float:
 
 
 def _peak_bytes(step: Step, trainer: Trainer | None) -> list[int]:
-    """Returns the peak bytes by rank: persistent tensors, and what torch allocates during a step."""
+    """Returns the peak bytes by rank: persistent tensors, and what torch allocates during a step.
+
+    For DDP, which has no trainer, persistent tensors are left out.
+    """
     dist.barrier()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
@@ -162,9 +165,9 @@ def _peak_bytes(step: Step, trainer: Trainer | None) -> list[int]:
         if event.name() == "[memory]":
             level += event.nbytes()
             peak = max(peak, level)
-    ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, peak + (_persistent_bytes(trainer) if trainer else 0))
-    return ranks
+    by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, peak + (_persistent_bytes(trainer) if trainer else 0))
+    return by_rank
 
 
 def _persistent_bytes(trainer: Trainer) -> int:

@@ -25,11 +25,12 @@ CLAIMS = (
     "Readers ask how OptCNN's cost model compares with others, which the paper does not say.",
 )
 DIFFERS = (
-    "CPU ranks of one machine and networks of a tenth of a second a step, not GPUs and ImageNet.",
+    "CPU ranks of one machine, and small networks whose step takes about 0.1 s, not GPUs and ImageNet.",
     "Plans of every method, pipelines and random tiles, not only those of one search.",
     "OptCNN's sum is counted for any plan, operator by operator, not only for those of its own tables.",
-    "Links are as ranks find them that compute nothing meanwhile, not as `raddle probe` describes them.",
-    "Where there are more ranks than cores, measured operators count ranks / cores times as long.",
+    "Links are measured while no rank computes; `raddle probe` measures them while all ranks compute.",
+    "Where there are more ranks than cores, the measured times of operators are multiplied by ranks / "
+    "cores.",
 )
 
 

@@ -23,7 +23,7 @@ class Accuracy(NamedTuple):
     median_error: float  # relative error after the fit
     worst_error: float  # the largest of the same errors
     regret: float  # 0.1: the plan predicted to be best takes 10 % longer than the best
-    factor: float  # the fitted one: predictions are multiplied by it
+    factor: float  # the fitted factor, by which predictions are multiplied
     predicted_best: int  # index of the plan predicted to be best
 
 

@@ -146,21 +146,22 @@ def _longest_by_instruction(timeline: Timeline) -> Array:
     for resource in (tasks.first_resource, tasks.second_resource):
         has_resource = resource >= 0
         # one number for each pair of instruction and resource (tasks.resources is how many there are)
-        place = tasks.instruction[has_resource] * tasks.resources + resource[has_resource]
-        columns.append((place, tasks.duration[has_resource], tasks.latency[has_resource]))
-    place, duration, latencies = (np.concatenate(column) for column in zip(*columns, strict=True))
-    places, inverse = np.unique(place, return_inverse=True)
-    total, largest_latency = np.bincount(inverse, weights=duration), np.zeros(len(places))
+        pair = tasks.instruction[has_resource] * tasks.resources + resource[has_resource]
+        columns.append((pair, tasks.duration[has_resource], tasks.latency[has_resource]))
+    pair, duration, latencies = (np.concatenate(column) for column in zip(*columns, strict=True))
+    # inverse: for each entry of `pair`, its index in `pairs`
+    pairs, inverse = np.unique(pair, return_inverse=True)
+    total, largest_latency = np.bincount(inverse, weights=duration), np.zeros(len(pairs))
     np.maximum.at(largest_latency, inverse, latencies)
-    np.maximum.at(longest, places // tasks.resources, total + largest_latency)
+    np.maximum.at(longest, pairs // tasks.resources, total + largest_latency)
     return longest
 
 
 def server_sync_seconds(program: Program, cluster: Cluster) -> float:
     """Returns t_S of the paper, the seconds of synchronisation.
 
-    Every holder of a parameter sends its gradient to a server and receives the parameter, all through one
-    link.
+    Every holder of a parameter sends its gradient to a server and receives the parameter, and all of these
+    bytes go through one link: between nodes if there are several, else inside the node.
     """
     # For each parameter: its regions (boxes), each with the devices that hold it
     nbytes = sum(

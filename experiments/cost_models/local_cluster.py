@@ -1,7 +1,7 @@
 """Measures ranks of this machine (or hosts of a lab) as a Cluster, and the operators of plans as a Profile.
 
-Predictions are made from both. As many ranks measure operators at once as there are cores. If there are
-more ranks than cores, the measured seconds are multiplied by ranks / cores.
+Predictions are made from both. All ranks measure operators at once, but not more of them than there are
+cores. If there are more ranks than cores, the measured seconds are multiplied by ranks / cores.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def measure_cluster(devices: Sequence[Device], rate: str | None, *, quick: bool)
 
     rate: of each host's link in the lab, such as "1gbit"; None: ranks of this machine, without a lab.
     `raddle probe` measures messages while all ranks compute. Here a rank does nothing else while it waits
-    for a message, as in a step of a plan, where a rank waits only if it can compute nothing before.
+    for a message, as in a step of a plan, where a rank waits only if it can compute nothing without it.
     """
     ranks = len(devices)
     # bandwidth, latency, host_overhead (what communication takes from a rank that computes)
@@ -58,6 +58,7 @@ def measure_profile(
 ) -> Profile:
     """Returns the measured seconds of every distinct tile of the plans.
 
+    group: the network, batch and number of ranks that the plans are for (plans.py). graph: at that batch.
     kind: of device (such as a CPU core), a part of the profile's keys.
     """
     measuring_ranks = min(group.ranks, cores())

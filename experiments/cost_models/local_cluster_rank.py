@@ -56,9 +56,9 @@ def measure_tiles(request: dict[str, Any]) -> dict[str, float]:
         plan = plan_from_dict(data, micro_batch_graph)
         for phase in ("B", "W") if plan.split_backward else ("B",):
             measured = _measure_plan(micro_batch_graph, plan, phase, request, measured)
-    ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, measured.seconds)
-    return {key: statistics.median(of_rank[key] for of_rank in ranks) for key in measured.seconds}
+    by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, measured.seconds)
+    return {key: statistics.median(of_rank[key] for of_rank in by_rank) for key in measured.seconds}
 
 
 def _measure_plan(

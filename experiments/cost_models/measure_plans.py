@@ -3,7 +3,7 @@
 A PlanGroup, here *group*, is one model on some ranks, whose plans are compared (plans.py).
 """
 
-# on: the cluster that plans are made for
+# on: the cluster, as measured, for which costs are predicted
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ class MeasuredPlan(NamedTuple):
 
 @cache
 def prepare_group(group: PlanGroup, quick: bool) -> PreparedGroup:
-    """Makes the plans of a group and measures devices and operators; cached for the second part."""
+    """Makes the plans of a group and measures devices and operators.
+
+    Cached, because both parts of the experiment (with and without a lab) use the same.
+    """
     graph = group.graph()
     plans = distinct_plans(group, graph, quick=quick)
     devices = probe_devices(group.ranks, quick=quick)

@@ -57,7 +57,8 @@ class PlanGroup(NamedTuple):
         return capture_model(self.spec, self.batch)
 
 
-# At most one rank per core (but two at least): times of ranks that share a core depend on who waits when.
+# At most one rank per core (but two at least): if ranks share a core, their times depend on which of them
+# waits when.
 MAX_RANKS = max(2, min(4, cores()))
 QUICK = (PlanGroup("alexnet", 16, 2, 2),)
 FULL = (

@@ -22,7 +22,7 @@ from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 PlansByGroup = Mapping[str, Sequence[MeasuredPlan]]
 Accuracies = Mapping[tuple[str, str], Accuracy]  # by group and cost model
 
-# Explains two columns, as part of the notes below tables.
+# A sentence of the notes below tables, which explains two of the cost models.
 ADDITIVE = (
     "OptCNN and 'additive, sync as run' add up the times of all computations, transfers and "
     "synchronisations, as if nothing overlapped; OptCNN takes parameter servers, the other the plan's "
@@ -103,7 +103,7 @@ def summary_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
     columns = [Column("cost model"), *(Column(name, "measured", digits) for name, digits in heads)]
     note = (
         f"{len(plans)} plans in {len(groups)} groups; a group is one model on so many ranks. {ADDITIVE} "
-        "Errors are relative to the measured time. Before, the predictions of each group are multiplied by "
+        "Errors are relative to the measured time, after the predictions of each group were multiplied by "
         "one factor, the median of measured over predicted in that group (the fit); errors without fit are "
         "given for models that predict seconds. Regret: how much slower the plan that is predicted to be "
         "best in a group is than the best. All plans together are ranked more easily than "
@@ -149,6 +149,7 @@ def kind_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
         errors_by_model = [
             relative_errors(predicted(members, model), seconds(members)) for model in IN_SECONDS
         ]
+        # [-1]: of the simulator, the last of IN_SECONDS
         worst = max(errors_by_model[-1], key=abs)
         medians: list[Cell] = [percent(statistics.median(each)) for each in errors_by_model]
         rows.append(
@@ -182,9 +183,7 @@ def printed_error_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
         Column("to, %", "printed", 0), Column("from, % ", "measured", 0),
         Column("to, % ", "measured", 0), Column("plans inside of the printed, %", "measured", 0),
     )  # fmt: skip
-    note = (
-        "Errors without a fit. The papers' are of other plans, on GPUs that computed nothing else."
-    )
+    note = "Errors without a fit. The papers' errors are of other plans, on GPUs that did nothing else."
     return Table("Beside what is printed", columns, rows, note)
 
 
@@ -206,8 +205,8 @@ def plan_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
         Column("simulator off, %", "measured", 0),
     )  # fmt: skip
     note = (
-        f"MB are 10^6 bytes that cross devices in a step. {ADDITIVE} Least to most: the range of the "
-        "blocks of steps over their median, which is what was measured."
+        f"MB are 10^6 bytes that cross devices in a step. {ADDITIVE} Least to most: the slowest block of "
+        "steps minus the fastest, divided by the median of the blocks, which is the step in this table."
     )
     return Table("All plans", columns, rows, note)
 
@@ -286,7 +285,7 @@ def _noise(groups: PlansByGroup) -> str:
     spread = statistics.median((t.longest - t.shortest) / t.seconds for t in all_times)
     return (
         f"Half of the plans differ by more than {spread:.0%} of their time between their fastest and their "
-        "slowest block of steps: what is closer together than that cannot be ranked by anyone."
+        "slowest block of steps: no model can rank plans whose times are closer together than that."
     )
 
 

@@ -3,8 +3,9 @@
 This is the part `no-overlap` of `raddle reproduce flexflow`. The paper is FlexFlow (Jia et al., arXiv
 1807.05358).
 
-In FlexFlow's tables communication occupies the GPU. Here gradients are sent after the whole backward of a
-device (`after`), so that plans that synchronise less gain what the others cannot hide.
+If synchronisation overlaps with the backward, computing hides much of it, and a plan that synchronises
+less gains little. Here gradients are also sent only after the whole backward of a device (`after`), where
+nothing hides them.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ SYNCS = ("ps:sliced", "ps:sliced,after")  # with and without overlap
 
 
 class Gain(NamedTuple):
-    """FlexFlow's throughput over the better of data parallelism and the expert."""
+    """FlexFlow's throughput divided by that of the better of data parallelism and the expert.
+
+    None: a plan does not fit the memory.
+    """
 
     model: str
     gpus: int
-    overlapping: float | None
-    after: float | None
+    overlapping: float | None  # synchronisation overlaps with the backward
+    after: float | None  # synchronisation follows the backward
 
 
 def no_overlap(options: RunOptions) -> Section:

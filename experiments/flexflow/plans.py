@@ -40,7 +40,7 @@ def plans(options: RunOptions) -> Section:
     placed = work_shares(nmt.graph, simulated.plan)
     drawing = Drawing(
         "Layers and GPUs", draw(placed),
-        "The part of a layer's work that each GPU has, in %: all steps of a layer together.",
+        "The share of a layer's work that each GPU has, in %: all time steps of a layer together.",
     )  # fmt: skip
     return Section(TITLE, _text(placed), [drawing, _split_table(nmt.graph, simulated.plan)])
 
@@ -57,7 +57,7 @@ def layer_of(op: Op) -> str:
 
 
 def _heavy_ops(graph: Graph) -> Iterator[tuple[str, Op]]:
-    """Returns the operators of the kinds HEAVY, each with its layer."""
+    """Returns (layer, operator) for each operator of the kinds HEAVY."""
     return ((layer_of(op), op) for op in graph.ops if op.kind in HEAVY)
 
 
@@ -70,7 +70,8 @@ def work_shares(graph: Graph, plan: Plan) -> WorkShares:
     for layer, op in _heavy_ops(graph):
         for tile in plan.tiles[op.name].tiles:
             volumes[layer][tile.device] += tile.box.volume
-    return {layer: [volume / sum(every) for volume in every] for layer, every in volumes.items()}
+    # by_device: the volume of the layer's tiles on each device
+    return {layer: [v / sum(by_device) for v in by_device] for layer, by_device in volumes.items()}
 
 
 def draw(placed: WorkShares) -> list[str]:

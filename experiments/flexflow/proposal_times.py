@@ -40,8 +40,8 @@ class ProposalTimes(NamedTuple):
     shortened_rate: float  # proposals a second
     full_rate: float  # the same, if every proposal is simulated in full
     changed: float  # share of the tasks whose times a move changes, 0 to 1
-    ideal_delta_s: float  # seconds of one proposal
-    shortened_s: float  # the same, for the shortened simulation
+    ideal_delta_s: float  # seconds of one proposal with an ideal delta simulation
+    shortened_s: float  # seconds of one proposal with the shortened simulation
 
 
 def time_proposals(case: WeakScalingCase, proposals: int) -> ProposalTimes:
@@ -115,7 +115,8 @@ def _measure_delta(
         # limit: a step 1 % longer than before the move; a longer one is not simulated to its end
         seconds.append(shortened_seconds(evaluator, move, int(1.01 * base)))
     engine = min(engine_seconds(before.tasks) for _ in range(5))
-    share = float(np.mean(changed))  # an ideal delta takes this share of the full simulation's time
+    # tasks that a move changes; an ideal delta takes this share of the event loop's time for all tasks
+    share = float(np.mean(changed))
     return (
         len(before.start), shortened_rate, full_rate, share, share * engine, float(np.mean(seconds))
     )  # fmt: skip
@@ -140,8 +141,9 @@ def engine_seconds(tasks: Tasks) -> float:
     """Returns the seconds of the simulator's event loop on all tasks.
 
     Its arguments are arrays over the tasks: what each occupies and for how long, its latency, how many it
-    waits for, which wait for it (pointer, successor), and whether it may overtake (urgency); `resources` is
-    the number of devices and links, and `in_order` says which of them serve their tasks in a fixed order.
+    waits for, which wait for it (those of task i are successor[pointer[i]:pointer[i + 1]]), and its urgency
+    (of tasks that wait for a resource, the smallest goes first). `resources` is the number of devices and
+    links, and `in_order` says which of them serve their tasks in a fixed order.
     """
     begun = perf_counter()
     run_tasks(

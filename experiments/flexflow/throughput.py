@@ -53,8 +53,9 @@ def throughput(options: RunOptions) -> Section:
     size = experiment_size(options)
     throughputs = []
     for number, model in enumerate(size.models):
-        for at, sync in enumerate(SYNCS):
-            options.report(f"{model}, {SYNCS[sync]}", (number + at / 2) / len(size.models))
+        for sync_number, sync in enumerate(SYNCS):
+            done = (number + sync_number / len(SYNCS)) / len(size.models)
+            options.report(f"{model}, {SYNCS[sync]}", done)
             throughputs.append(_simulate_model(model, sync, size))
     charts = [_chart(result) for result in throughputs if len(result.counts) > 1]
     return Section(TITLE, gains_text(throughputs), [gains_table(throughputs), *charts])
@@ -84,8 +85,8 @@ def gains_table(throughputs: Sequence[ModelThroughput]) -> Table:
     rows = [_row(result, count) for result in throughputs for count in result.counts]
     note = (
         "Samples a second on K80 in nodes of 4, and bytes between GPUs in a step. Expert: 'one weird "
-        "trick' for convolutional networks; a GPU for each depth on every node for recurrent ones. A dash: "
-        "it does not fit the memory, or was not asked for."
+        "trick' for convolutional networks; for recurrent ones each GPU of a node has a range of layers, "
+        "and nodes are data parallel. A dash: the plan does not fit the memory, or the method was not run."
     )
     return Table("Samples a second", columns, rows, note)
 
@@ -104,6 +105,7 @@ def _row(result: ModelThroughput, count: int) -> list[Cell]:
 
 
 def _chart(result: ModelThroughput) -> Chart:
+    """Returns a chart of samples per second over the number of GPUs, with a line for each method."""
     title = f"{result.model}, synchronised by {SYNCS[result.sync]}: samples a second"
     names = {"data": "data", result.baselines[1]: "expert", "flexflow": "flexflow", "auto": "auto"}
     return throughput_chart(title, result.steps, names)

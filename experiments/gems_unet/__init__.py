@@ -27,12 +27,12 @@ CLAIMS = (
 )
 DIFFERS = (
     "All methods train on one batch of the same size; in the paper MAST and MASTER enlarge it.",
-    "Micro-batches have one image, so that those that are alive are what memory is spent on.",
+    "Micro-batches have one image, so that memory depends on how many micro-batches are alive.",
     "Real runs are on processes of this machine with one thread each, and networks of 1/8 (U-Net) and 1/4 "
     "(ResNets, not with --quick) of the widths; resnet1001 is run at one size, and not in tiles.",
     "The seven hours are not trained again: the scaling that they rest on is simulated.",
     "Spatial tiles exchange exact halos and batch statistics; the paper has no spatial method.",
-    "The U-Net's convolutions are padded and normalised, as the zoo has it.",
+    "The U-Net is the zoo's, whose convolutions are padded and normalised.",
 )
 PARTS = (
     Part("real", "Images per second and memory, for real", real.make),

@@ -100,9 +100,9 @@ def peak_bytes(net: str, method: Method, on: Cluster, side: int, batch: int) -> 
 
 
 def largest_sizes(net: str, method: Method, on: Cluster, capacity: int) -> LargestSizes:
-    """Searches the largest side and the largest batch.
+    """Searches the largest side at BATCH images, and the largest batch of images of SIDE.
 
-    power: memory grows about with the square of the side, and linearly with the batch.
+    power (below): memory grows about with the square of the side, and linearly with the batch.
     """
     side, side_peak = largest_fitting(
         lambda s: peak_bytes(net, method, on, s, BATCH),
@@ -122,7 +122,10 @@ def largest_sizes(net: str, method: Method, on: Cluster, capacity: int) -> Large
 
 
 def _auto_largest(net: str, on: Cluster, sizes: Sequence[LargestSizes]) -> LargestSizes:
-    """Returns the largest side for `auto`, in coarse steps because each step is a search."""
+    """Returns the largest side for `auto`, in coarse steps because at each side a plan is searched.
+
+    sizes: of the other methods.
+    """
     base = max(largest.side for largest in sizes if largest.net == net)
     side = peak = 0
     for quarters in range(4, 9):  # 1 to 2 times the largest side of the other methods
@@ -173,8 +176,8 @@ def _table(sizes: Sequence[LargestSizes], capacity: int) -> Table:
         f"of {SIDE_UNIT} at a "
         f"batch of {BATCH}, batches multiples of the method's micro-batches (4; MAST 2; spatial 1), which "
         "grow with the batch. With micro-batches of one image, and more of them, all but GPipe hold any "
-        "batch if one image fits. auto's side is the last that fitted in steps of a quarter of the others' "
-        "largest."
+        "batch if one image fits. For auto, sides from the largest of the others to "
+        "twice that are tried, in steps of a quarter of it, and the last that fits is shown."
     )
     return Table("Under the memory of a device", columns, rows, note)
 
@@ -218,8 +221,9 @@ def fits_for_real(quick: bool) -> tuple[str, Table]:
 
 
 _REAL_NOTE = (
-    "Two steps on one batch, whose losses are those before each: a second loss below the first is a step "
-    "of training. Nothing stops a rank at the capacity: its allocator's peak is beside it."
+    "Two steps are trained on the same batch. A loss is that before its step's update, so a second loss "
+    "below the first shows that the first step trained. A rank may exceed the capacity without failing: "
+    "the peak that its allocator reports is compared with the capacity."
 )
 
 

@@ -39,6 +39,7 @@ def gems_sentence(where: str, cases: Sequence[tuple[ByMethod, ByMethod]]) -> str
     peak bytes by method.
     """
     words = []
+    # names of methods (methods.py); "spatial by image": images one after the other, each split into tiles
     for base in ("model parallel", "GPipe", "1F1B", "spatial by image"):
         comparable = [(rates, peaks) for rates, peaks in cases if base in rates and GEMS in rates]
         if comparable:

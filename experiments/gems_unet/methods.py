@@ -142,6 +142,7 @@ def partition_stages(
     device_chain = build_device_chain(cluster)
     device_chain = replace(device_chain, capacity=(float("inf"),) * len(device_chain.kinds))
     costs = LayerCostModel(nodes, cluster, compute).micro_batch_costs(graph.batch)
+    # "gems": with one device for each stage, as GEMS needs it
     partition = PipelineRequest("gems", count).partition(
         costs, device_chain, microbatches, STATE_FACTOR
     )
@@ -150,10 +151,10 @@ def partition_stages(
 
 
 def parallel_pipelines(schedule: str, stages: int, microbatches: int, pipelines: int) -> str:
-    """Returns the schedule of D data-parallel pipelines: the rows of one pipeline below those of another.
+    """Returns the schedule of D data-parallel pipelines as text: the rows of one pipeline after the other.
 
-    The micro-batches are divided among the pipelines. F2.0 is the forward of micro-batch 2 on stage 0, B
-    its backward; a row is a worker:
+    The micro-batches are divided among the pipelines. F2.0 is the forward of micro-batch 2 on stage 0, and
+    B2.0 its backward; a row is a worker:
 
     F0.0 B0.0 F1.0 B1.0        two pipelines of one stage, two micro-batches each
     F2.0 B2.0 F3.0 B3.0
@@ -195,6 +196,8 @@ def _plan(method: Method, graph: Graph, cluster: Cluster, stages: Stages) -> Pla
         return replace(plan, tiles=spatial(graph, cluster))
     if method.pipelines == 1:
         return replace(plan, schedule=method.schedule)
-    rows = parallel_pipelines(method.schedule, method.stages, method.microbatches, method.pipelines)
+    schedule_text = parallel_pipelines(
+        method.schedule, method.stages, method.microbatches, method.pipelines
+    )
     workers = tuple((device,) for device in range(method.stages * method.pipelines))
-    return replace(plan, schedule=rows, workers=workers)
+    return replace(plan, schedule=schedule_text, workers=workers)

@@ -148,7 +148,7 @@ def describe(planned: PlannedMethod) -> str:
 
 
 def _sentence(results: Sequence[CaseResult]) -> str:
-    """Returns the summary of one network at several image sizes."""
+    """Returns the summary of one network; results: of the network, by rising image size."""
     sides = " to ".join(
         dict.fromkeys(f"{result.case.side}²" for result in (results[0], results[-1]))
     )
@@ -235,17 +235,14 @@ def _table(results: Sequence[CaseResult]) -> Table:
                 1e3 * prediction.seconds, 1e3 * seconds_with_shared_cores(prediction),
                 sizes_text(times.peaks, MIB), sizes_text(prediction.peaks, MIB),
             ])  # fmt: skip
-    # In this note: "compute over the cores" is the compute time of all ranks, summed, divided by the number
-    # of cores; "gave out at once, with what lasts" is the peak of allocated bytes, including tensors that
-    # persist between steps; spatial and auto have one micro-batch unless their name ("spatial by image") or
-    # the description of auto's plan says otherwise.
     note = (
         f"A batch of {BATCH} on {DEVICES} ranks of this machine, one thread each; widths divided by the "
         "number after the slash. Predicted from operators measured one by one, on links as probed; with "
-        "cores shared, no step is shorter than what all ranks compute over the cores. Measured peaks are "
-        "what torch's allocator gave out at once, with what lasts (parameters, gradients, momentum); the "
-        "batch is not in them. MAST has two micro-batches of two images, spatial and auto see the batch at "
-        "once where not said otherwise: their batch statistics are of more images."
+        "cores shared, a step takes at least the compute time of all ranks, summed, divided by the number "
+        "of cores. Measured peaks: the most bytes that torch's allocator had given out at one time, plus "
+        "the tensors that persist between steps (parameters, gradients, momentum), without the batch. MAST "
+        "has two micro-batches of two images; spatial, and auto unless its description above says "
+        "otherwise, compute the whole batch at once: their batch statistics are over more images."
     )
     return Table("Steps and peaks", columns, rows, note)
 

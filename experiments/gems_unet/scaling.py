@@ -70,8 +70,8 @@ def section(points: list[ScalingPoint]) -> Section:
     note = (
         f"Nodes of {STAGES} V100 behind 100 Gb/s each, {MICRO_BATCHES} images of {SIDE}² for each "
         "pipeline: the "
-        "batch grows with the GPUs. The simulation has no stragglers, no input and no congestion beyond "
-        "the nodes' links, so that it says what communication alone costs."
+        "batch grows with the GPUs. The simulation has no stragglers, no loading of images and no "
+        "congestion beyond the nodes' links, so that it says what communication alone costs."
     )
     line = Line(NET, [(each.devices, efficiency(each, first)) for each in points], "simulated")
     printed = Line("paper, ResNet-1k", [(1024.0, PRINTED)], "printed")

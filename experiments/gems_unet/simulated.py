@@ -140,7 +140,7 @@ def _fitting_sentence(result: SimulatedCase) -> str:
     fastest = max(fitting, key=fitting.__getitem__)
     others = ", ".join(name for name in fitting if name != fastest)
     return f"At {result.side}² the fastest that fits is {fastest}" + (
-        f"; so do {others}." if others else ", and nothing else does."
+        f"; also fitting: {others}." if others else ", and nothing else fits."
     )
 
 
@@ -182,6 +182,7 @@ def _table(results: Sequence[SimulatedCase]) -> Table:
             ])  # fmt: skip
         rows += [[net, side, on, name, None, None, None, None, "no"] for name in errors]
     note = (
-        f"A batch of {BATCH} images, nothing is computed again but by auto; peaks over the devices."
+        f"A batch of {BATCH} images; only auto may recompute activations. Largest and least peak: of the "
+        "devices."
     )
     return Table("By network, size and method", columns, rows, note)

@@ -48,6 +48,7 @@ def main(request: dict[str, Any]) -> None:
     }
     order = list(trainers)
     for block in range(request["blocks"]):
+        # each block begins with another plan, so that none always has the same place in the order
         for label in order[block % len(order) :] + order[: block % len(order)]:
             seconds, loss = _block(trainers[label], request, block)
             before = curves[label]["seconds"][-1] if curves[label]["seconds"] else 0.0

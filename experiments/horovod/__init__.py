@@ -20,13 +20,15 @@ CLAIMS = (
 )
 DIFFERS = (
     "Fusion and servers are measured between hosts of the lab, with a process of one thread each, at "
-    "250 Mbit/s to 1 Gbit/s; where there are more ranks than cores, compute grows with them. Networks are "
-    "narrower than the paper's.",
-    "raddle.sync does in PyTorch what Horovod's wrapper did in TensorFlow; sums go by gloo, not NCCL. Its "
-    "buckets are filled in a fixed order, Horovod's in the order in which all ranks have them.",
-    "Servers are raddle's, on the workers' hosts; those of TensorFlow 1 are not here.",
-    "Scaling is simulated: P100 by their data sheet, sums by a ring, a tree, or rings inside "
-    "and between nodes. What a real cluster loses to stragglers, input and TensorFlow is not simulated.",
+    "250 Mbit/s to 1 Gbit/s; with more ranks than cores, computing takes longer the more ranks there are. "
+    "Networks are narrower than the paper's.",
+    "raddle.sync does in PyTorch what Horovod's wrapper did in TensorFlow; all-reduces use gloo, not NCCL. "
+    "raddle's buckets are filled in a fixed order, Horovod's in the order in which gradients become ready "
+    "on all ranks.",
+    "Servers are raddle's, on the workers' hosts; those of TensorFlow 1 are not measured.",
+    "Scaling is simulated: P100 by their data sheet, all-reduces by a ring, a tree, or rings inside and "
+    "between nodes. What a real cluster loses to stragglers, to loading data and to TensorFlow is not "
+    "simulated.",
 )
 PARTS = (
     Part("fusion", "Fusion on and off", fusion.make),

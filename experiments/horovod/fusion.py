@@ -108,12 +108,11 @@ def table(times: Sequence[FusionTimes]) -> Table:
         ]
         for pair in times
     ]  # fmt: skip
-    # The last sentence: predictions use the latency of a small all-reduce that was measured while the cores
-    # were idle; while they compute (as in a step), an all-reduce has a longer latency.
     note = (
-        "Milliseconds a step, and how much longer it takes where each tensor is summed by itself. Fused: "
-        "buckets of 25 MiB (DDP) or 16 MiB; Horovod's have 64 MiB, and its gain is on another network. "
-        "Predictions have the latency of a small sum while nothing computes; beside compute it is longer."
+        "Milliseconds a step, and the factor by which it is longer where each tensor is all-reduced by "
+        "itself. Fused: buckets of 25 MiB (DDP) or 16 MiB; Horovod's have 64 MiB, and its gain is on a "
+        "different network. Predictions use the latency of a small all-reduce, measured while the cores "
+        "were idle; while they compute, as in a step, it is longer."
     )
     return Table("Steps with fusion and without", columns, rows, note)
 
@@ -128,6 +127,6 @@ def summary(times: Sequence[FusionTimes]) -> str:
         f"{most.hosts} "
         f"hosts at {most.rate}) and at least {least.gain:.2f} x ({least.runner}, {TITLES[least.net]}, "
         f"{least.hosts} hosts at {least.rate}); they are slower in {hurt} of {len(times)} cases. The paper "
-        f"prints up to {PRINTED:.2f} x. A tensor by itself leaves as soon as it is there, and costs a "
-        "message; a bucket leaves when it is full."
+        f"prints up to {PRINTED:.2f} x. By itself, a gradient is sent as soon as it is ready, and costs a "
+        "message; a bucket is sent when it is full."
     )

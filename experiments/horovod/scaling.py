@@ -72,10 +72,10 @@ def make(options: RunOptions) -> Section:
     fitted: list[ThroughputCurve] = []
     for done, model in enumerate(MODELS):
         rates: list[dict[int, float]] = [{}, {}]  # the same two: devices -> images/s
-        for at, devices in enumerate(sizes):
-            options.report(
-                f"{MODELS[model]} on {devices}", (done + at / len(sizes)) / (len(MODELS) + 1)
-            )
+        for finished_sizes, devices in enumerate(sizes):
+            # + 1: the servers, which are simulated after the networks
+            fraction = (done + finished_sizes / len(sizes)) / (len(MODELS) + 1)
+            options.report(f"{MODELS[model]} on {devices}", fraction)
             program = program_of(model, devices)
             for rates_at_speed, speed in zip(rates, (1.0, factor), strict=True):
                 rates_at_speed[devices] = images_per_s(program, devices, speed)
@@ -93,7 +93,7 @@ def make(options: RunOptions) -> Section:
 
 
 def pascal(devices: int, factor: float = 1.0) -> Cluster:
-    """Nodes of four P100 at 25 Gbit/s; `factor` times as fast as the data sheet says."""
+    """Returns nodes of four P100 at 25 Gbit/s, computing `factor` times as fast as by the data sheet."""
     base = cluster(f"p100:{max(1, devices // NODE)}x{min(NODE, devices)}")
     faster = [
         replace(

@@ -20,7 +20,7 @@ from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 NET, PER_RANK, RATE = "small", 4, "500mbit"  # PER_RANK: samples of a rank
 QUICK, FULL = (1, 2, 4), (1, 2, 4, 8)  # numbers of ranks
-COMPUTE_ONLY = "compute alone"  # a label, as the names below
+COMPUTE_ONLY = "compute alone"  # label of a variant, as the names below
 RING, RING_WRAPPED, DDP_LABEL = "all-reduce", "raddle.sync", "DDP"
 # one server; whole parameters on all hosts; slices of parameters on all hosts
 ONE, WHOLE, SLICED = "ps:one", "ps", "ps:sliced,greedy"
@@ -89,7 +89,7 @@ def table(rows: Sequence[StepMilliseconds]) -> Table:
     return Table(
         "Milliseconds a step", columns, cells,
         f"VGG-19-like for 32 x 32 pixels (2.2 M parameters), {PER_RANK} samples a rank, a host each at "
-        f"{RATE}, all on {cores()} cores: compute alone shows what ranks take from each other.",
+        f"{RATE}, all on {cores()} cores: compute alone shows how ranks that share cores slow each other.",
     )  # fmt: skip
 
 

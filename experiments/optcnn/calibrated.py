@@ -3,10 +3,11 @@
 This is the part `calibrated` of `raddle reproduce optcnn`. The paper is OptCNN (Jia et al., arXiv
 1802.04924).
 
-One efficiency of convolutions cannot hold two networks: AlexNet's run at 3 TFLOP/s, VGG's of 3 x 3 by
-Winograd's algorithm above the card's peak. So every network has a peak of its own, fitted to its step on
-one GPU (raddle calibrate). All else is equal for both: links inside a node at LINK, adapters at their
-nominal rate, slices of parameters on servers. What was measured on several GPUs is held out.
+One efficiency of convolutions does not fit two networks: AlexNet's convolutions run at 3 TFLOP/s; VGG's of
+3 x 3, computed by Winograd's algorithm, run above the card's peak. So each network has a peak of its own,
+fitted to its step on one GPU (raddle calibrate). All else is equal for all networks: links inside a node at
+LINK, adapters at their nominal rate, slices of parameters on servers. What was measured on several GPUs is
+*held out*: it is compared, but not used for the fit.
 
 measured.csv says where each throughput comes from. The paper's whole table is not in this repository: more
 of its cells can be added there, and are then compared too.
@@ -35,8 +36,8 @@ from raddle.api.results import Cell, Column, Section, Table
 
 MEASURED = Path(__file__).parent / "measured.csv"
 SYNC = "ps:sliced"
-LINK = 6e9  # bytes/s between GPUs of a node, of an earlier fit to data parallelism
-GOAL = 0.15  # of a measured throughput: a cell is met if its simulation is not farther off
+LINK = 6e9  # bytes/s between GPUs of a node; the result of an earlier fit to data parallelism
+GOAL = 0.15  # largest relative error of a simulated throughput that is good enough
 OPTCNN = "optcnn-paper"  # its plans minimise the paper's cost
 METHODS = (*BASELINES, OPTCNN)
 
@@ -123,9 +124,10 @@ def _compared_table(cells: Sequence[ComparedCell]) -> Table:
         for c in cells
     ]  # fmt: skip
     note = (
-        "One GPU: not read from the paper, but from the peak that an earlier fit of its value gave; so "
-        "these two rows agree by construction. The others are its step of 155 ms, and its ratios times one "
-        "GPU. The rest of its table is not in this repository (experiments/optcnn/measured.csv)."
+        "The throughput on one GPU is not read from the paper: it follows from the peak that an earlier "
+        "fit to the paper's value gave, so the two rows of one GPU agree by construction. The other rows "
+        "come from the paper's step of 155 ms, and from its ratios times the throughput on one GPU. The "
+        "rest of the paper's table is not in this repository (experiments/optcnn/measured.csv)."
     )
     return Table("What is printed, and what a fit to one GPU gives", columns, rows, note)
 
@@ -137,7 +139,7 @@ def _throughput_table(result: Calibrated) -> Table:
     rows: list[list[Cell]] = [
         [count, *(_rate(result.steps[method, count]) for method in METHODS)] for count in counts
     ]
-    how = "fitted to one GPU" if result.fitted else "nominal: no step on one GPU is at hand"
+    how = "fitted to one GPU" if result.fitted else "nominal: measured.csv has no step on one GPU"
     note = (
         f"Images a second, {SAMPLES} a GPU, {SYNC}; peak of {result.peak / 1e12:.3g} TFLOP/s, {how}; links "
         f"inside a node at {LINK / 1e9:g} GB/s."
@@ -170,14 +172,18 @@ def _text(results: Sequence[Calibrated], cells: Sequence[ComparedCell]) -> str:
             f"{ratios['scaling']} x one GPU (the paper: {printed.scaling})."
         )
     sentences.append(
-        "Inception-v3 has no fitted peak, and its gain does not come out: at these rates data parallelism "
-        "hides what its few parameters send behind computing, so that a plan has nothing to gain."
+        "Inception-v3 has no fitted peak, and the simulation lacks its printed gain: at these rates "
+        "data parallelism hides the gradients of its few parameters behind computing, so that another plan "
+        "has nothing to gain."
     )
     return "\n\n".join(sentences)
 
 
 def _ratios(steps: StepsByMethod, most: int) -> Mapping[str, str]:
-    """Returns OptCNN's throughput on the most GPUs over others, as text; a dash if a plan is missing."""
+    """Returns OptCNN's throughput on the most GPUs divided by others, as text; a dash if a plan is missing.
+
+    data: by that of data parallelism; best: of the best baseline; scaling: of OptCNN's plan on one GPU.
+    """
     on_one, on_most = steps.get((OPTCNN, 1)), steps.get((OPTCNN, most))
     numbers = {
         "data": gain_over_best(steps, OPTCNN, ["data"], most),

@@ -63,7 +63,7 @@ def plans(options: RunOptions) -> Section:
     drawing = Drawing(
         "Splits by layer",
         lines,
-        "x=4: in four parts; 'one GPU': not split. Printed: by groups of layers.",
+        "n=4: samples in four parts; 'one GPU': not split. The paper prints splits for groups of layers.",
     )
     return Section(TITLE, text, [drawing, _cost_table(paper, chosen[0])])
 

@@ -70,8 +70,9 @@ def throughput(options: RunOptions) -> Section:
     counts = (1, 4, 16) if options.quick else (1, 2, 4, 8, 16)
     throughputs = []
     for number, model in enumerate(PRINTED):
-        for at, sync in enumerate(SYNCS):
-            options.report(f"{model}, {SYNCS[sync]}", (number + at / 2) / len(PRINTED))
+        for sync_number, sync in enumerate(SYNCS):
+            done = (number + sync_number / len(SYNCS)) / len(PRINTED)
+            options.report(f"{model}, {SYNCS[sync]}", done)
             throughputs.append(
                 _simulate_model(model, sync, counts, budget=2.0 if options.quick else 10.0)
             )
@@ -131,8 +132,9 @@ def _gains_table(throughputs: Sequence[ModelThroughput], added: dict[str, float]
     )  # fmt: skip
     rows = [list(_gains_row(result, added[result.model])) for result in throughputs]
     note = (
-        f"{SAMPLES} images a GPU, {most} P100 in nodes of 4. By OptCNN's cost: the sum of its tables with "
-        "a server a layer and nothing overlapped, of the best other plan over that of the optimum."
+        f"{SAMPLES} images a GPU, {most} P100 in nodes of 4. By OptCNN's cost: the cost of the best other "
+        "plan divided by that of the optimum, where the cost is the sum of OptCNN's tables, with a server "
+        "for each layer and nothing overlapped."
     )
     return Table(f"Against the best other on {most} GPUs", columns, rows, note)
 
@@ -141,6 +143,7 @@ def _gains_row(result: ModelThroughput, added: float) -> Iterator[Cell]:
     """Yields the cells of one network; added: its entry in `added` of _gains_table."""
     printed, other = PRINTED[result.model], fastest(result.steps, BASELINES, result.max_gpus)
     optcnn = result.steps[result.method, result.max_gpus]
+    # other: the fastest baseline, as (name of the method, its step)
     yield from (result.model, SYNCS[result.sync])
     yield from (NAMES[other[0]], other[1].samples_per_s) if other else (None, None)
     yield optcnn.samples_per_s if optcnn else None
@@ -174,8 +177,8 @@ def _byte_table(throughputs: Sequence[ModelThroughput]) -> Table:
              PRINTED_BYTE_RATIOS]
         )  # fmt: skip
     note = (
-        f"Bytes between devices in a step on {most} GPUs; times: the others' over OptCNN's. A dash: the "
-        "plan does not fit the memory of a card."
+        f"Bytes between devices in a step on {most} GPUs; times: the least and the most bytes of data, "
+        "model and OWT parallelism, divided by OptCNN's. A dash: the plan does not fit a card's memory."
     )
     return Table(f"Communication of a step on {most} GPUs", columns, rows, note)
 
@@ -192,6 +195,7 @@ def byte_ratios(result: ModelThroughput) -> list[float]:
 
 
 def _chart(result: ModelThroughput) -> Chart:
+    """Returns a chart of samples per second over the number of GPUs, with a line for each method."""
     title = f"{result.model}, synchronised by {SYNCS[result.sync]}: images a second"
     names = {m: name for m, name in NAMES.items() if any(key[0] == m for key in result.steps)}
     return throughput_chart(title, result.steps, names)

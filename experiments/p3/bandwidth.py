@@ -124,7 +124,7 @@ def points(measurement: LabMeasurement) -> list[Point]:
 
 
 def largest_gain(curve: Sequence[Point], label: str, over: str) -> tuple[float, float]:
-    """Returns the largest gain of variant `label` over variant `over`, and the link rate (bit/s) of it."""
+    """Returns the largest gain of variant `label` over variant `over`, and the link rate (bit/s) there."""
     return max((point.gain(label, over), point.bits) for point in curve)
 
 
@@ -149,7 +149,7 @@ def gains(curves: Mapping[str, Sequence[Point]]) -> Table:
         rows.append([*cells, printed.sliced, printed.sliced_at or None])
     return Table(
         "The largest gain of each network over its rates", columns, rows,
-        "Throughput over throughput. A dash is where the paper's text, as it is known here, has no figure.",
+        "Throughput divided by throughput. A dash: no figure of the paper is known here.",
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 NET, BATCH, RATE = "vgg19", 20, "1gbit"
 SLOT = 0.025  # seconds
-SHOWN = 1.0  # seconds of a chart
+SHOWN = 1.0  # seconds of a block that a chart shows
 IDLE = 0.05  # share of the rate below which a slot counts as idle
 LABELS = (DDP_LABEL, WHOLE, SLICED, P3)
 
@@ -116,6 +116,7 @@ def charts(link_uses: Sequence[LinkUse]) -> list[Chart]:
     for direction, name in enumerate(("sent", "received")):
         lines = []
         for use in link_uses:
+            # shares: (sent, received)
             shown = [(t, shares[direction]) for t, *shares in use.slots if t < SHOWN]
             points = [(round(1e3 * t, 1), round(gbit * share, 3)) for t, share in shown]
             lines.append(Line(use.label, points, "measured"))

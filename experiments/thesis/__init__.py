@@ -4,7 +4,7 @@ B. Eserol, "Fast and Efficient Model Parallelism for Deep Convolutional Neural N
 University, 2019, chapters 3 to 6.
 
 A *coarse* partition gives each filter to a part, a *fine* one each input channel of a filter; a part is
-what one of N devices gets. `hypergraph-mixed` lets each layer choose what it splits.
+what one of N devices gets. `hypergraph-mixed` splits each layer along an axis of its own.
 Differs from the thesis: see DIFFERS.
 """
 
@@ -28,10 +28,10 @@ CLAIMS = (
     "On GPUs the gap to data parallelism would grow (section 6.1).",
 )
 DIFFERS = (
-    "The thesis's weights are not printed: a reconstruction from its Tables 5.1 and 5.5 stands for them, "
-    "beside operations and a profile of this machine.",
-    "Its volumes are called MB and are Mi elements; here they are so called, and bytes are given beside.",
-    "PaToH's partitions are the printed ones; ours come from raddle's own solvers.",
+    "The thesis does not print the work of layers (weights): here it is reconstructed from its Tables 5.1 "
+    "and 5.5; operations and a profile of this machine are used too.",
+    "The thesis's volumes in MB are Mi elements; here they are called so, and bytes are given too.",
+    "The printed partitions are PaToH's; ours come from raddle's own solvers.",
     "Its run times are of two-socket Xeon nodes; here they are simulated at full size, and measured at "
     "small size in the lab. Efficiency in simulation does not depend on the batch.",
     "hypergraph-mixed and auto, which are not the thesis's, are further rows.",

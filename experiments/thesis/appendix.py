@@ -1,5 +1,6 @@
-"""Repeats the thesis's Tables A.1 to A.12: coarse and fine partitions under other bounds of imbalance.
+"""Repeats the thesis's Tables A.1 to A.12: coarse and fine partitions under several bounds of imbalance.
 
+The bounds are 1.03, 1.15 and 1.2; that of the thesis's Tables 5.9 to 5.12 is 1.1.
 The thesis is that of B. Eserol (docs/papers.md), and this file belongs to `raddle reproduce thesis`.
 
 *Coarse*: whole filters are distributed over parts; *fine*: input channels of filters. *Imbalance* is the
@@ -20,15 +21,16 @@ from raddle.api.results import Cell, Column, Table
 
 # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
 COLUMNS = (
-    Column("tables"), Column("imbalance asked", digits=2), Column("N"),
+    Column("tables"), Column("epsilon", digits=2), Column("N"),
     Column("largest/average", "printed", 2), Column("largest/average", "counted", 2),
     Column("volume", "printed", 1), Column("volume", "counted", 1),
     Column("at least", "counted", 1),
     Column("heaviest layer", "printed", 1), Column("heaviest layer", "counted", 1),
 )  # fmt: skip
 NOTE = (
-    "Volumes of a forward in Mi elements. Ours may be as uneven as the printed partition is. At least: no "
-    "partition of filters that is as even has less."
+    "Volumes of a forward in Mi elements. Epsilon: the bound of largest/average in the thesis, minus 1. "
+    "Ours may be as uneven as the printed partition is. At least: no partition of whole filters that is as "
+    "even sends less."
 )
 
 
@@ -41,8 +43,8 @@ def tables(
         rows = []
         for bounded_table in bounded:
             for parts in counts:
-                # 0.7: about the fraction of the part that is finished when these tables begin
-                options.report(f"{method}, imbalance {bounded_table.epsilon:g}, {parts} parts", 0.7)
+                # 0.7: the fraction of the experiment's part `tables` that is finished before (tables.py)
+                options.report(f"{method}, epsilon {bounded_table.epsilon:g}, {parts} parts", 0.7)
                 rows.append(row(partitioner, method, bounded_table, parts, budget))
         numbers = "A.1 to A.3, A.7 to A.9" if method == "coarse" else "A.4 to A.6, A.10 to A.12"
         result.append(Table(f"Tables {numbers}: {method}-grain", COLUMNS, rows, NOTE))

@@ -24,7 +24,8 @@ Array = np.ndarray
 def step_seconds(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile, cores: int) -> float:
     """Returns the seconds of a step. Simulates with a core for each rank, then again with slower operators.
 
-    The crowding of the first simulation is the factor of the second. cores: of this machine.
+    In the second simulation operators take as many times longer as the crowding of the first one says.
+    cores: their number in this machine.
     """
     alone = simulate_steps(graph, plan, cluster, profile)
     slower = _timeline_crowding(alone, cores)

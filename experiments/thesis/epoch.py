@@ -32,7 +32,8 @@ class EpochBytes(NamedTuple):
 
     table: Table
     saved_printed: float  # average share that the thesis's partitions save, all counted in bytes
-    saved: Mapping[str, str]  # method of ours -> in words: average share saved, over how many rows
+    # method of ours -> average share that it saves, in words, such as "93% over 9 rows"
+    saved: Mapping[str, str]
 
 
 def count_epoch(
@@ -40,8 +41,8 @@ def count_epoch(
 ) -> EpochBytes:
     """Returns the table of an epoch, from bytes per step.
 
-    parameters: their number; coarse: parts -> bytes of the coarse partition at batch 32;
-    further: method -> (parts, batch) -> bytes.
+    parameters: how many the network has; coarse: parts -> bytes of a step of the coarse partition at batch
+    32; further: method -> (parts, batch) -> bytes of a step.
     """
     rows: list[list[Cell]] = []
     saved: dict[str, list[float]] = {"printed": [], "coarse": [], **{name: [] for name in further}}
@@ -67,13 +68,13 @@ def count_epoch(
                 if step_bytes is not None:
                     saved[name].append(1 - step_bytes * steps / GI / data)
             rows.append(row)
-    theirs = mean(saved.pop("printed"))
+    saved_printed = mean(saved.pop("printed"))
     averages = {
         name: f"{mean(shares):.0%} over {len(shares)} rows"
         for name, shares in saved.items()
         if shares
     }
-    return EpochBytes(_table(rows, list(further)), theirs, averages)
+    return EpochBytes(_table(rows, list(further)), saved_printed, averages)
 
 
 def _share(nbytes: float, data: float) -> float:
@@ -92,7 +93,7 @@ def _table(rows: list[list[Cell]], further: list[str]) -> Table:
         Column("saves, %", "counted", 0), *(Column(name, "counted", 0) for name in further),
     ]  # fmt: skip
     note = (
-        "GiB of an epoch, forward and backward, float32. The thesis takes elements for bytes in its "
-        f"hypergraph column and so saves {EPOCH_SAVED:.1%} on average."
+        "GiB of an epoch, forward and backward, float32. In its hypergraph column the thesis counts "
+        f"elements as if they were bytes, and so prints that {EPOCH_SAVED:.1%} are saved on average."
     )
     return Table("Table 5.14: an epoch of 64,000 images", columns, rows, note)

@@ -2,8 +2,8 @@
 
 This is the part `gpus` of `raddle reproduce thesis`. The thesis is that of B. Eserol (docs/papers.md).
 
-Section 6.1 of the thesis expects that it is. A *row* is a kind of parallelism
-in Table 5.15 (lab_table.py): coarse partition (each filter on one device), servers, all-reduce. The gap is
+Section 6.1 of the thesis expects a larger gap on GPUs. A *row* is a kind of parallelism in Table 5.15
+(lab_table.py): coarse partition (each filter on one device), servers; all-reduce is added. The gap is
 the time of data parallelism divided by that of the coarse partition with several steps in flight. Both have
 the same batch, counted as in Table 5.15: per worker (data parallelism), of a whole step (partition).
 
@@ -49,13 +49,14 @@ CLUSTER_CASES = (
 
 
 class Gap(NamedTuple):
-    """Seconds of ten epochs of each kind on one cluster; None if nothing fits the memory."""
+    """Seconds of ten epochs by each kind of parallelism on one cluster; None if nothing fits the memory."""
 
     cluster_case: ClusterCase
     n: int  # number of devices
     batch: int
     coarse: float | None  # the coarse partition: each filter on one device
-    servers: float | None  # the fastest of the four kinds of servers
+    # the fastest of SERVERS: one server or one on each device, synchronous or asynchronous
+    servers: float | None
     allreduce: float | None
 
     @property
@@ -113,10 +114,12 @@ def table(gaps: Sequence[Gap]) -> Table:
     ]  # fmt: skip
     note = (
         "Seconds of ten epochs of 10,240 images. A ratio above 1: the coarse partition is ahead. "
-        "Batches as in Table 5.15: of a step, and of a worker. A dash: does not fit the "
-        "memory, or is not printed."
+        "Batches as in Table 5.15: of a whole step for the coarse partition, of each worker for data "
+        "parallelism. A dash: it does not fit the memory, or is not printed."
     )
-    return Table("Data parallelism over the coarse partition", columns, rows, note)
+    return Table(
+        "Time of data parallelism divided by that of the coarse partition", columns, rows, note
+    )
 
 
 def _printed(case_gap: Gap) -> float | None:
@@ -143,25 +146,26 @@ def chart(gaps: Sequence[Gap], batch: int) -> Chart:
         for case in CLUSTER_CASES
     ]
     return Chart(
-        f"Fastest servers over the coarse partition, batch {batch}", "N", "ratio of times", lines
+        f"Time of the fastest servers divided by that of the coarse partition, batch {batch}",
+        "N",
+        "ratio of times",
+        lines,
     )
 
 
 def text(gaps: Sequence[Gap]) -> str:
     """Returns sentences: on how many GPU clusters the gap is larger than on the thesis's CPU nodes."""
     texts = [
-        _compare_text(gaps, "servers", [(each, each.of_servers) for each in gaps]),
-        _compare_text(gaps, "all-reduce", [(each, each.of_allreduce) for each in gaps]),
+        _compare_text("servers", [(each, each.of_servers) for each in gaps]),
+        _compare_text("all-reduce", [(each, each.of_allreduce) for each in gaps]),
     ]
     return "\n\n".join(texts)
 
 
-def _compare_text(
-    all_gaps: Sequence[Gap], what: str, gaps: Sequence[tuple[Gap, float | None]]
-) -> str:
+def _compare_text(what: str, gaps: Sequence[tuple[Gap, float | None]]) -> str:
     """Returns a sentence that compares the gaps on GPUs with those on CPU nodes.
 
-    what: servers or all-reduce; gaps: each with its ratio to `what`.
+    what: servers or all-reduce; gaps: each with the time of `what` divided by the coarse partition's.
     """
     gap_by_case = {
         (each.cluster_case.name, each.n, each.batch): value

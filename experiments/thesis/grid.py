@@ -67,7 +67,8 @@ def _cells(
         wanted += [(n, row, batch) for row in (*MODEL, *DATA) for batch in batches]
         wanted += [(n, row, batch) for row in FURTHER for batch in searched]
     for i, (n, row, batch) in enumerate(wanted):
-        options.report(f"{network}, N = {n}, {row}, batch {batch}", (done + i / len(wanted)) / 2)
+        fraction = (done + i / len(wanted)) / len(NETWORKS)
+        options.report(f"{network}, N = {n}, {row}, batch {batch}", fraction)
         # seconds of a search; model parallelism is tried with N x each factor steps in flight
         budget, factors = (0.5, (2,)) if options.quick else (2.0, (1, 2, 4))
         on = f"{network}:{n}x1"
@@ -123,7 +124,7 @@ def fastest(rows: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 
 def as_updates(row: Mapping[int, float], n: int) -> dict[int, float]:
-    """Returns the row by images per update: each of n workers has a batch of its own."""
+    """Returns the row by images per update, not by batch: each of n workers has a batch of its own."""
     return {n * batch: seconds_of_batch for batch, seconds_of_batch in row.items()}
 
 
@@ -147,20 +148,20 @@ def chart(network: str, cells: CellsByRow, batches: Sequence[int], n: int) -> Ch
 def _printed_text() -> str:
     """Returns sentences about the printed table: why its batch is a worker's, and the crossovers."""
     # Seconds of 2 workers divided by those of 4
-    halves = [
+    ratios = [
         printed(2, name)[batch] / printed(4, name)[batch] for name in SERVERS for batch in BATCHES
     ]
     sentences = [
         crossover_text(n, {name: printed(n, name) for name in (COARSE, *SERVERS)}) for n in (2, 4)
     ]
     return (
-        f"Printed: with servers, 2 workers take {min(halves):.2f} to {max(halves):.2f} x as long as 4 do, "
+        f"Printed: with servers, 2 workers take {min(ratios):.2f} to {max(ratios):.2f} x as long as 4 do, "
         "at the same batch, so the batch is taken as a worker's. " + " ".join(sentences)
     )
 
 
 def network_text(network: str, cells: CellsByRow) -> str:
-    """Returns sentences: the crossovers, and the additional rows relative to the best of the table."""
+    """Returns sentences: the crossovers, and the times of the rows FURTHER relative to the table's rows."""
     texts = [f"Simulated on {network}:"]
     for n in (2, 4):
         rows = {name: seconds(cells, n, name) for name in (COARSE, *SERVERS)}
@@ -177,7 +178,7 @@ def crossover_text(n: int, rows: Mapping[str, Mapping[int, float]]) -> str:
     return (
         f"At N = {n} the fastest servers are ahead of the coarse partition "
         f"{_since_batch(model, by_batch)}; at "
-        f"equal images an update, synchronous ones are so {_since_batch(model, by_update)}."
+        f"equal images per update, synchronous servers are ahead {_since_batch(model, by_update)}."
     )
 
 
@@ -196,7 +197,7 @@ def _since_batch(model: Mapping[int, float], data: Mapping[int, float]) -> str:
 
 
 def _further(n: int, cells: CellsByRow) -> list[str]:
-    """Compares the additional rows with the best model parallelism and with all-reduce."""
+    """Returns sentences that compare the rows FURTHER with the best model parallelism and all-reduce."""
     others = {
         "the table's fastest model parallelism": fastest(
             [seconds(cells, n, model_row) for model_row in MODEL]

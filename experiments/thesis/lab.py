@@ -3,9 +3,10 @@
 This is the part `lab` of `raddle reproduce thesis`. The thesis is that of B. Eserol (docs/papers.md).
 
 Differs from the thesis: images of 32² and an eighth of the filters; a host is a process with one thread,
-and hosts may share cores; also with asynchronous servers, ranks wait in every step for the sum of their
-losses. A *row* (or kind) is one of Table 5.15: a kind of parallelism. A grid (lab_grid.py)
-has all rows for N ranks; its cells, by label of a row and batch, have measured and simulated images/s.
+and hosts may share cores; even with asynchronous servers, ranks wait in every step for each other, because
+the losses of all ranks are added up. A *row* (or kind) is one of Table 5.15: a kind of parallelism. A grid
+(lab_grid.py) has all rows for N ranks; its cells, by label of a row and batch, have measured and simulated
+images/s.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _rates(grid: Grid, batches: Sequence[int]) -> Table:
     note = (
         "By global batch. Model parallel rows have four batches in flight (threaded:4:greedy), as the "
         "thesis has it, unless they say step by step; gradients are computed where their parameters are. "
-        "They are simulated in an order that is settled before."
+        "In the run each device decides what it does next; the simulation has an order that is fixed."
     )
     if grid.ranks > cores():
         note += (
@@ -97,7 +98,7 @@ def speedup(grids: Sequence[Grid], ranks: int, label: str, batch: int) -> float 
 
 
 def printed_speedup(ranks: int, label: str, batch: int) -> float | None:
-    """Returns the same from the thesis's table; None if it has no such row."""
+    """Returns the same speedup from the thesis's table; None if it has no such row or batch."""
     rate, single = images_per_second(ranks, label, batch), images_per_second(1, SINGLE, batch)
     return rate / single if rate and single else None
 
@@ -142,8 +143,9 @@ def _chart(grids: Sequence[Grid], batches: Sequence[int]) -> Chart:
             Line(f"{name}, thesis", [(b, r) for b, r in printed if r], "printed"),
         ]
     return Chart(
-        "Model over data parallel", "global batch", f"{COARSE} over {SYNC_ALL}", lines, log_x=True,
-        note="Images a second over images a second: below 1 the data parallel is faster.",
+        "Model parallel divided by data parallel", "global batch", f"{COARSE} / {SYNC_ALL}", lines,
+        log_x=True,
+        note="Images a second divided by images a second: below 1, data parallelism is faster.",
     )  # fmt: skip
 
 
@@ -167,8 +169,8 @@ def _setting(grids: Sequence[Grid]) -> str:
     return (
         f"VGG-16 with an eighth of the filters on images of {SIDE}², float32, SGD with momentum; hosts "
         f"of the lab behind links of {RATE}, with one thread each. Measured there: {', '.join(links)}. "
-        "The simulation has that link and the operators as they were measured, and nothing that is "
-        "fitted to the rows."
+        "The simulation uses that link and operators as they were measured; no number is fitted to the "
+        "rows."
     )
 
 
@@ -198,11 +200,12 @@ def _crossover(grids: Sequence[Grid], batches: Sequence[int]) -> str:
         }
         printed_ratios = {b: ratio for b in batches if (ratio := printed_ratio(grid.ranks, b))}
         best = max(grid.cells, key=lambda cell: grid.cells[cell].measured)
+        best_label, best_batch = best
         sentences.append(
             f"N = {grid.ranks}: the coarse hypergraph is faster than distributed synchronous servers "
             f"{batches_won(measured_ratios)} "
-            f"(thesis: {batches_won(printed_ratios)}); the fastest of all is {best[0]} "
-            f"at batch {best[1]}, "
+            f"(thesis: {batches_won(printed_ratios)}); the fastest of all is {best_label} "
+            f"at batch {best_batch}, "
             f"{grid.cells[best].measured:.0f} images/s."
         )
     return " ".join(sentences)

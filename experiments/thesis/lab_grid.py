@@ -27,7 +27,7 @@ from raddle.api.probing import describe, probe
 from raddle.files import read_scratch, write_scratch
 
 SPEC = f"{lab_model.__file__}:vgg"
-LATENCY = 2e-4  # seconds, until the link is measured
+LATENCY = 2e-4  # seconds; assumed for planning, before the link is measured
 
 
 class RatePair(NamedTuple):
@@ -98,7 +98,7 @@ def micro_batch_graph(graph: Graph, plan: Plan) -> Graph:
 def _lab_cluster(ranks: int, devices: Mapping[str, Any], link: Mapping[str, Any]) -> Cluster:
     """Returns the lab as a cluster: a probed device on each host, and links as given."""
     kind = next(iter(devices))
-    device_numbers: dict[str, Any] = {
+    device_fields: dict[str, Any] = {
         **devices[kind],
         "host_overhead": link.get("host_overhead", {}),
     }
@@ -107,7 +107,7 @@ def _lab_cluster(ranks: int, devices: Mapping[str, Any], link: Mapping[str, Any]
     return Cluster.from_dict(
         {
             "name": "lab",
-            "devices": {kind: device_numbers},
+            "devices": {kind: device_fields},
             "nodes": [{"count": ranks, "devices": [kind]}],
             "network": network,
         }

@@ -34,7 +34,7 @@ THREADED = "threaded:4:greedy"  # four steps in flight; each device runs what is
 
 
 class RowSettings(NamedTuple):
-    """The settings from which the plan of a row is plan_of_method."""
+    """The settings from which the plan of a row is made."""
 
     method: str
     sync: str = "allreduce"  # sync kind; AUTO: the search chooses it

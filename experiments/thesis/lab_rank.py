@@ -30,7 +30,6 @@ from raddle.api.transports import end_with_parent
 from raddle.files import read_scratch, write_scratch
 
 REPEATS = 3  # measurements of an operator
-SIZES = (4 * 2**10, 2**20, 8 * 2**20)  # bytes of messages
 
 
 def main(request: dict[str, Any]) -> None:

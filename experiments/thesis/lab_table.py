@@ -3,12 +3,12 @@
 The thesis is that of B. Eserol (docs/papers.md), and this file belongs to `raddle reproduce thesis`.
 
 The caption of the table says that the seconds are per epoch; the text before it says of ten epochs, which
-is assumed here. Servers are one, or distributed over all nodes; parameters are assigned to distributed ones
-greedily. A row is a kind of parallelism, N the number of nodes.
+is assumed here. There is one server, or there are servers on all nodes, to which parameters are assigned
+greedily (distributed). A row is a kind of parallelism, N the number of nodes.
 
 Model parallel rows: layer-wise gives whole layers to a node; filter-wise fills one node after the other
-with filters, layer by layer; coarse hypergraph partitions the filters as a hypergraph. Other rows are
-data parallel, but for `single`, one node.
+with filters, layer by layer; coarse hypergraph partitions the filters as a hypergraph. The other rows are
+data parallel, except `single`, which is one node.
 """
 
 from __future__ import annotations

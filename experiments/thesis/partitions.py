@@ -100,10 +100,9 @@ def measure_other_methods(
 ) -> dict[str, StepVolume]:
     """Returns bytes and balance of methods that the thesis's tables do not have, by name.
 
-    Plans are searched only for up to `most_plans` parts.
-
-    epsilon: the largest part may have (1 + epsilon) times the average work; budget: seconds of each search.
+    budget: seconds of each search; most_plans: the most parts for which plans are searched too.
     """
+    # epsilon: the largest part may have (1 + epsilon) times the average work
     request = PartitionRequest(parts, epsilon=DEFAULT, budget=budget)
     volumes = {
         "coarse-grain, operations": _volume_of_result(
@@ -160,10 +159,11 @@ COLUMNS = (
 )  # fmt: skip
 NOTE = (
     "Work in the thesis's unit, with weights reconstructed from its Tables 5.1 and 5.5; coarse and fine "
-    "partitions are at most as uneven as printed. Rows without a table balance FLOP, or what is profiled "
-    "here, within 0.1. Volumes of a forward in Mi elements, which the thesis prints as MB. MiB a step: "
-    "forward, backward and parameters' sums in float32, 8 x the volume where no parameter has copies. "
-    f"hypergraph-mixed and auto search the shortest step on {CLUSTER}, not the fewest bytes; their "
+    "partitions are at most as uneven as printed. In rows without a table, partitions balance FLOP, or the "
+    "work profiled here; their largest part may be 1.1 times the average. Volumes of a forward in Mi "
+    "elements, which the thesis prints as MB. MiB a step: forward, backward and all-reduce of gradients in "
+    "float32, which is 8 x the volume where no parameter has copies. "
+    f"hypergraph-mixed and auto minimise the time of a step on {CLUSTER}, not bytes; their "
     "largest/average is of simulated compute time."
 )
 
@@ -199,9 +199,11 @@ def printed_row(name: str, tables: str, theirs: PrintedRow, ours: PartitionResul
 def _further_row(name: str, counted: StepVolume) -> list[Cell]:
     """Returns the row of a method without a printed table, in the order of COLUMNS."""
     partition = counted.result
+    # volume and heaviest layer, each printed (None) and counted
     volume: Sequence[Cell] = [None, None, None, None]
     if partition is not None:
         volume = [None, partition.volume / MI, None, heaviest_volume(partition)]
+    # [None] * 5: largest and smallest part, each printed and counted, and the printed largest/average
     return [name, "", *[None] * 5, counted.imbalance, *volume, counted.nbytes / MI]
 
 

@@ -5,9 +5,9 @@ The thesis is that of B. Eserol (docs/papers.md), and this file belongs to `radd
 Model parallelism overlaps steps, as in the thesis: its plans have the schedule "threaded:K". It has no
 pipeline stages; K steps run at the same time, each on a batch of its own, and a device computes for one
 step while another waits for a message (program/threaded_order.py). Of several K, the fastest that fits
-the memory counts. The batch of a row is that of one step. With data parallelism each worker has the
-batch, so a step has N times as many images. (This follows from the printed times, which halve from 2
-workers to 4 at every batch.)
+the memory counts. With model parallelism the batch of a row is that of one step. With data parallelism each
+worker has the batch, so a step has N times as many images. (This follows from the printed times, which
+halve from 2 workers to 4 at every batch.)
 
 Differs from the thesis: the one server is on a worker's node (not said there); the efficiency of
 devices does not depend on the batch.
@@ -67,9 +67,10 @@ def simulate_row(
     dtype: str = "float32",
     factors: Sequence[int] = (1, 2, 4),
 ) -> SimulatedRow:
-    """Simulates a row. name: of a cluster; budget: seconds of a search.
+    """Simulates a row. name: of a cluster; batch: as in the table (see the top of this file).
 
-    factors: model parallelism is tried with N x each of them steps in flight.
+    budget: seconds of a search, for rows of FURTHER. factors: model parallelism is tried with N x each of
+    them steps in flight.
     """
     on = cluster(name)
     if row in MODEL:

@@ -97,15 +97,16 @@ def chart(partitioners: WeightedPartitioners, ours: Ours, further: Further) -> C
         lines.append(Line(name, points, "counted"))
     return Chart(
         "Communication by number of parts", "parts", "MiB a step", lines, log_x=True, log_y=True,
-        note="Printed volumes are of a forward in Mi elements: here x 8, as float32 both ways.",
+        note="Printed volumes are of a forward in Mi elements; here they are multiplied by 8, as float32 "
+        "has 4 bytes and a step has a forward and a backward.",
     )  # fmt: skip
 
 
 def text(ours: Ours, further: Further, epoch_bytes: epoch.EpochBytes) -> str:
     """Returns a summary in sentences, computed from the results."""
     first = (
-        "Our volumes divided by the printed ones, with weights of layers that are reconstructed from the "
-        "thesis's Tables 5.1 and 5.5: "
+        "Our volumes divided by the printed ones, where the work of layers (weights) is reconstructed from "
+        "the thesis's Tables 5.1 and 5.5: "
         f"layer-wise, {_ratios(ours, LAYERWISE)}; coarse, at most as uneven as printed, "
         f"{_ratios(ours, COARSE)}; fine, {_ratios(ours, FINE)}."
     )

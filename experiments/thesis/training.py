@@ -89,7 +89,9 @@ def make(options: RunOptions) -> Section:
     )
     runs_by_kind: dict[tuple[int, str], list[TrainingCurve]] = {}
     for done, ranks in enumerate(RANKS):
-        options.report(f"{ranks} ranks train until {TARGET:.0%} is right", done / len(RANKS))
+        options.report(
+            f"{ranks} ranks train until {TARGET:.0%} of images are right", done / len(RANKS)
+        )
         for label, runs in _run(graph, ranks, size).items():
             runs_by_kind[ranks, label] = [TrainingCurve(**run) for run in runs]
     return section(runs_by_kind, size, len(images))
@@ -138,13 +140,13 @@ def seconds_to_target(
     curve: Sequence[tuple[float, float, float]], target: float = TARGET
 ) -> float | None:
     """Returns the seconds at which a curve first reaches the target accuracy, interpolated linearly."""
-    before = curve[0]
-    for point in curve:
-        if point[1] >= target:
-            rise = point[1] - before[1]
-            share = (target - before[1]) / rise if rise else 1.0
-            return before[0] + share * (point[0] - before[0])
-        before = point
+    before_seconds, before_accuracy, _ = curve[0]
+    for seconds, accuracy, _ in curve:
+        if accuracy >= target:
+            rise = accuracy - before_accuracy
+            share = (target - before_accuracy) / rise if rise else 1.0
+            return before_seconds + share * (seconds - before_seconds)
+        before_seconds, before_accuracy = seconds, accuracy
     return None
 
 
@@ -198,11 +200,12 @@ def _table(runs_by_kind: RunsByKind) -> Table:
         Column("hours there", "printed", 0), Column("staleness", "measured"),
     ]  # fmt: skip
     note = (
-        "Ranks are processes of this machine with a thread each. Steps are looked at in blocks of 32, in "
-        "which asynchronous steps overlap, and seconds are read between two looks. Staleness of the "
-        "hypergraph: the step less the updates that its weights had had (negative: a later step's were "
-        "there already); of asynchronous servers: updates of others since a worker's last. The thesis: "
-        "VGG-16, 50 classes of ImageNet, nodes of 56 cores; it names no seconds of the others."
+        "Ranks are processes of this machine with a thread each. The accuracy is measured after each block "
+        "of 32 steps, in which asynchronous steps overlap; the seconds are interpolated between two "
+        "measurements. Staleness of the hypergraph: the number of the step minus the number of updates "
+        "that its weights had had (negative: a later step had already updated them); of asynchronous "
+        "servers: updates of other workers since a worker's last. There: in the thesis, with VGG-16, 50 "
+        "classes of ImageNet and nodes of 56 cores; it prints no hours for the other kinds."
     )
     return Table(
         f"Seconds until {TARGET:.0%} of the training images are right", columns, rows, note
@@ -234,21 +237,21 @@ def _verdict(runs_by_kind: RunsByKind) -> str:
         }
         reached = {label: s for label, s in seconds.items() if s is not None}
         if not reached:
-            sentences.append(f"With N = {ranks} no kind got there.")
+            sentences.append(f"With N = {ranks} no kind reached {TARGET:.0%}.")
             continue
         first = min(reached, key=reached.__getitem__)
         sentence = f"With N = {ranks} {first} is first ({reached[first]:.1f} s)"
         if COARSE not in reached:
-            sentence += ", and the asynchronous coarse hypergraph does not get there"
+            sentence += f", and the asynchronous coarse hypergraph does not reach {TARGET:.0%}"
         else:
             others = [
-                f"{label} take {reached[label] / reached[COARSE]:.2f} x (thesis: "
+                f"{label}: {reached[label] / reached[COARSE]:.2f} x as long (thesis: "
                 f"{TIMES_COARSE[ranks, label]:g} x)"
                 for label in (ASYNC, SYNC)
                 if label in reached and (ranks, label) in TIMES_COARSE
             ]
-            sentence += f"; of the asynchronous coarse hypergraph's {reached[COARSE]:.1f} s "
-            sentence += ", ".join(others) if others else "no printed kind got there"
+            sentence += f"; the asynchronous coarse hypergraph takes {reached[COARSE]:.1f} s; "
+            sentence += "; ".join(others) if others else "no kind of servers reached the target"
         sentences.append(sentence + ".")
     return " ".join(sentences)
 

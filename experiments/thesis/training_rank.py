@@ -74,7 +74,7 @@ def train(
 
 
 def _seconds(run: TrainingRun, chosen: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """Returns the seconds of the slowest rank until its parameters are up to date."""
+    """Trains on the chosen batches; returns the seconds until all ranks have up-to-date parameters."""
     dist.barrier()
     start = time.perf_counter()
     run.train(chosen)
@@ -84,7 +84,7 @@ def _seconds(run: TrainingRun, chosen: Sequence[tuple[Tensor, Tensor]]) -> float
 
 
 def _staleness(run: TrainingRun) -> list[int]:
-    """Returns the smallest and largest staleness over all ranks; empty for synchronous training."""
+    """Returns the smallest and largest staleness over all ranks ([] for synchronous training)."""
     by_rank: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(by_rank, run.staleness())
     numbers = [number for of_rank in by_rank for number in of_rank]

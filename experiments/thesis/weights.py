@@ -50,10 +50,10 @@ def _grad_operands(graph: Graph) -> dict[str, tuple[int, ...]]:
 def weight_table(plain: Partitioner, measured: Array, batch: int) -> Table:
     """Returns a table of each layer's share of all work, in percent, by source.
 
-    plain: keeps every fully connected layer as a layer, where another partitioner joins them into one
-    vertex. measured: the weights of `profiled_weights`; l: number of a layer; units: its filters or
-    neurons.
+    plain: a partitioner whose layers have all filters or neurons as units (connected_as_one makes each
+    fully connected layer a single unit). measured: the weights of `profiled_weights`, at this batch.
     """
+    # l: number of a layer
     flops = np.array([layer.flops for layer in plain.network.layers], float)
     reconstructed = np.array(RECONSTRUCTED, float)
     shares = [100 * w / w.sum() for w in (reconstructed, flops, measured)]
@@ -97,5 +97,8 @@ def hypergraph_table(partitioner: Partitioner) -> Table:
         Column("grain"), Column("vertices", "counted"), Column("nets", "counted"),
         Column("pins", "counted"), Column("file, MiB", "measured", 1),
     ]  # fmt: skip
-    note = "`raddle export vgg16 --to patoh --connected-as-one` writes them."
-    return Table("Hypergraphs, fully connected layers as one vertex", columns, rows, note)
+    note = (
+        "`raddle export vgg16 --to patoh --connected-as-one` writes such files. In the fine hypergraph a "
+        "vertex is an input channel of a filter, in the coarse one a filter."
+    )
+    return Table("Hypergraphs, each fully connected layer as one vertex", columns, rows, note)

@@ -31,7 +31,7 @@ def test_explain_an_operator(plan_file: pathlib.Path) -> None:
     assert "one step on its own" in text
     code, text, _ = raddle("explain", plan_file, "features")
     assert code == 0
-    assert "groups that are meant" in text
+    assert "The name fits" in text
 
 
 @pytest.mark.parametrize(

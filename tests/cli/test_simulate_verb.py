@@ -21,7 +21,7 @@ CONV = "[0:8 0:6 0:4 0:4 0:3 0:5 0:5]"  # all of features.3  # all of features.3
         (lambda d: {k: v for k, v in d.items() if k != "tiles"}, "is damaged: it lacks tiles"),
         (lambda d: d | {"tiles": []}, "is damaged: tiles is [], not an object"),
         (lambda d: d | {"devices": "two"}, "is damaged: devices is 'two', not a count"),
-        (lambda d: d | {"microbatches": 9}, "it has 9 micro-batches of 8 samples"),
+        (lambda d: d | {"microbatches": 9}, "it has 9 micro-batches for 8 samples"),
         (lambda d: d | {"dtype": "int8"}, "dtype is 'int8', not one of float64"),
         (lambda d: d | {"model": "lenet"}, "the plan was made for 'lenet' at batch 8"),
         (lambda d: d | {"model": "lenet-tini"}, "did you mean lenet-tiny"),

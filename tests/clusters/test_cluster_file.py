@@ -135,7 +135,11 @@ MISTAKES = [
     ("network: {bandwidth: 12.5e9, latency: 5e-6}", "network: [1]", "network is [1]: write keys"),
     ("count: 2", "count: 0", "nodes[0].count is 0: write a whole number from 1 on"),
     ("count: 2", "count: 1.5", "nodes[0].count is 1.5"),
-    ("count: 2", "count: 1000000000", "makes it 2000000000 devices: describe at most 65536"),
+    (
+        "count: 2",
+        "count: 1000000000",
+        "brings the cluster to 2000000000 devices: describe at most 65536",
+    ),
     ("{gpu: {", "{gpu: 3, gpo: {", "devices.gpu is 3: write keys and values"),
     (
         "link: {bandwidth: 25e9, latency: 5e-6, duplex: true, shared: false}",

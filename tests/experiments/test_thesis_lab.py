@@ -168,8 +168,8 @@ def test_the_verdict_follows_from_the_seconds():
     }
     text = shown(training.section(runs_by_kind, training.QUICK, 1792))
     assert "With N = 2 servers, synchronous is first (3.0 s)" in text
-    assert "servers, synchronous take 0.50 x (thesis: 2.25 x)" in text
-    assert "6.0 s servers, asynchronous take 1.50 x (thesis: 1.2 x)" in text
+    assert "servers, synchronous: 0.50 x as long (thesis: 2.25 x)" in text
+    assert "takes 6.0 s; servers, asynchronous: 1.50 x as long (thesis: 1.2 x)" in text
     assert (
         "With N = 4 DDP is first (2.0 s), and the asynchronous coarse hypergraph does not" in text
     )

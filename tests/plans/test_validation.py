@@ -35,7 +35,7 @@ def test_random_plans_are_legal(model: str, devices: int, seed: int) -> None:
         ("[0:2 0:8 0:3]@0 [0:2 0:8 2:4]@1", "tiles of 'fc1' overlap"),
         ("[0:2 0:8 0:2]@0 [0:2 0:8 3:4]@1", r"tiles of 'fc1' leave a hole in \[0:2 0:8 0:4\]"),
         ("[0:2 0:8 0:4]@0 [0:2 0:8 0:4]@0", "two copies of a tile on one device"),
-        ("[0:2 0:8]@0", r"'fc1' has 3 dimensions, its tile \[0:2 0:8\] 2"),
+        ("[0:2 0:8]@0", r"'fc1' has 3 dimensions, its tile \[0:2 0:8\] has 2"),
         ("[0:2 0:9 0:4]@0", r"tile \[0:2 0:9 0:4\] of 'fc1' is not inside \[0:2 0:8 0:4\]"),
         ("[0:2 0:8 4:4]@0 [0:2 0:8 0:4]@1", "is not inside"),  # empty
         ("[0:2 0:8 0:4]@7", "'fc1' has a tile on device 7, but the plan has devices 0 to 1"),
@@ -56,7 +56,7 @@ def test_refuses_a_tiling(text: str, reason: str) -> None:
 
 
 def test_refuses_the_wrong_number_of_dimensions() -> None:
-    with pytest.raises(InputError, match="'fc1' has 3 dimensions, its tiles 1"):
+    with pytest.raises(InputError, match="'fc1' has 3 dimensions, its tiles have 1"):
         validate_tiling(FC1, Grid(((0, 2),), (0,)), 1)
 
 

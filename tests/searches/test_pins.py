@@ -32,8 +32,8 @@ def test_a_pinned_operator_keeps_its_tiles(method: str) -> None:
         ("nothing.*=n/2", "matches no operator"),
         ("*=x/2", "splits x, but"),
         ("*=n/1000", "into 1000 parts"),
-        ("conv1=n/8", "needs 8 devices of 4"),
-        ("conv1=n/2 @7-8", "needs 9 devices of 4"),
+        ("conv1=n/8", "needs 8 devices and the cluster has 4"),
+        ("conv1=n/2 @7-8", "needs 9 devices and the cluster has 4"),
     ],
 )
 def test_mistakes_get_a_sentence(pin: str, reason: str) -> None:

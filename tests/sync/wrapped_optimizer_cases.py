@@ -278,7 +278,9 @@ def clipping_too_late(rank: int, size: int) -> None:
     optimizer = sync.Optimizer(sgd(model.parameters()), model, "p3")
     train(model, model, optimizer, rank, steps=range(2))
     settled(optimizer)
-    expect("have left already: wrap with barrier=True", lambda: optimizer.clip_grad_norm(1.0))
+    expect(
+        "have left p.grad already: wrap with barrier=True", lambda: optimizer.clip_grad_norm(1.0)
+    )
 
 
 def rate_changed_too_late(rank: int, size: int) -> None:

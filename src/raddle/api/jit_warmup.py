@@ -18,7 +18,7 @@ __all__ = ["EVALUATOR", "PARTITIONERS", "JitFunctions", "jit_functions_for"]
 
 
 def jit_functions_for(methods: Sequence[str]) -> list[JitFunctions]:
-    """Return the functions that the named methods of planning or of partitioning need."""
+    """Return the sets of functions that the named methods of planning or of partitioning need."""
     functions = jit_functions_of(methods)
     if PARTITIONERS not in functions and not SOLVERS.keys().isdisjoint(methods):
         functions.append(PARTITIONERS)

@@ -84,8 +84,8 @@ def choose_device(
     """Return the options with the device, and where needed the backend, filled in.
 
     options.device: "cpu", "cuda", or None for cuda if there are enough GPUs. devices: number of ranks on
-    this machine. local: accept ranks that share this machine's CPU. single_node: no other machine takes
-    part. gpus: number of GPUs of this machine.
+    this machine. local: accept ranks that share this machine's CPU or, with the device "cuda", its GPUs.
+    single_node: no other machine takes part. gpus: number of GPUs of this machine.
     """
     if options.device != "cpu" and gpus >= devices:
         return replace(options, device="cuda")
@@ -115,8 +115,8 @@ def torchrun_arguments(options: Options, devices: int, machines: Machines) -> li
 def rank_environment(options: Options, devices: int) -> dict[str, str]:
     """Return the environment variables of the ranks, with the number of threads of each rank.
 
-    Without OMP_NUM_THREADS torchrun would give each rank one thread, and print a long warning. devices:
-    number of ranks on this machine.
+    Without OMP_NUM_THREADS torchrun would give each rank one thread, and print a long warning. The value
+    that the user has set, if any, is kept. devices: number of ranks on this machine.
     """
     threads = options.threads or max(1, cores() // devices)
     return {

@@ -63,6 +63,7 @@ def build_partitioner(
 ) -> Partitioner:
     """Return a partitioner of a graph that balances the work named by `weights`.
 
+    The method mixed always balances the FLOPs of a forward, and splits fully connected layers too.
     weights: "flops"; "time" (seconds of forward and backward on the cluster's first device, measured where
     the profile has the operator); "both" (the mean of a layer's fraction of all FLOPs and its fraction of
     the whole time); or a JSON file with the work of each layer. connected_as_one: each fully connected

@@ -28,10 +28,10 @@ __all__ = [
 
 
 class ProfileCounts(NamedTuple):
-    """How many measured operators a profile has, and how many of them are new."""
+    """How many measurements a profile has: each is the forward or the backward of a tile of an operator."""
 
-    entries: int  # number of measured operators in the file
-    new: int  # number of operators that were measured now
+    entries: int  # number of measurements in the file
+    new: int  # number of measurements that were made now
 
 
 def measure_operators(
@@ -44,7 +44,8 @@ def measure_operators(
 ) -> ProfileCounts:
     """Measure the operators of a model, split as the methods split them, and write a profile file.
 
-    Returns how many operators the file has. fresh: also measure again the operators that it has already.
+    Returns how many measurements the file has, and how many of them are new. fresh: discard all
+    measurements that the file has already; else they are kept and not repeated.
     """
     old_profile = load_profile(path) if pathlib.Path(path).exists() and not fresh else Profile()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(cluster.devices)))

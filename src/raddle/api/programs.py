@@ -1,7 +1,7 @@
 """Programs: the instructions that a plan is lowered to, in one global order.
 
 `Run` computes tiles, `Merge` combines partial results, `Move` sends messages, `Reduce` all-reduces
-gradients, `Update` applies the optimizer. `active_values` are the values whose gradient is needed.
+gradients, `Update` applies the optimizer. `active_values` returns the values whose gradient is needed.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 
 A start is a plan from which a search begins. A `Chain` is a Markov chain of plans (FlexFlow's search),
 while `build_device_chain` lists the devices of a pipeline with the links between neighbours. `copies` puts
-a whole operator on each of some devices. `optcnn_paper` takes the costs of the OptCNN paper.
+a whole operator on each of some devices. `optcnn_paper` searches with the costs of the OptCNN paper.
+`stage_of_groups` divides the groups into consecutive stages of about equal work.
 
 `PlanSpace` has the groups of a graph and the configurations that they may have; `Tables` has the seconds of
-each configuration, from which `choose_configurations` takes the cheapest combination. `Tiles` maps
-operators to tilings. A `PipelineRequest` has the properties of a pipeline that the user fixes, such as the
-number of stages. A `LayerCostModel` estimates times and sizes of layers, from which stages are made.
+each configuration and of the transfers between groups, from which `choose_configurations` takes the
+cheapest combination. `Tiles` maps operators to tilings. A `PipelineRequest` has the properties of a
+pipeline that the user fixes, such as the number of stages. A `LayerCostModel` estimates times and sizes of
+layers, from which stages are made.
 """
 
 from __future__ import annotations

@@ -100,6 +100,7 @@ def calibrate(
         for predictions in choices
     ]
     results = [f.fit(f.starts(numbers)) if numbers else f.fit_determined() for f in fitters]
+    # 0: gradients are sent during the backward; 1: after it
     best = min(range(len(results)), key=lambda k: results[k].squares)
     values, flat = results[best].values, results[best].flat
     return Calibration(
@@ -114,7 +115,7 @@ def calibrate(
 
 
 def _check_names(cluster: Cluster, names: Sequence[str] | None) -> None:
-    """Raises InputError for names that cannot be fitted on this cluster."""
+    """Raises InputError for names that cannot be fitted on this cluster; None: no names were given."""
     for name in names or ():
         if name not in NUMBERS and name != AFTER:
             raise InputError(
@@ -131,7 +132,7 @@ def _check_names(cluster: Cluster, names: Sequence[str] | None) -> None:
 
 
 class _Progress:
-    """Reports progress. `done` counts the plans that are made; then all measurements are simulated."""
+    """Reports progress. done, total: the plans that have been made, and those to make in all."""
 
     def __init__(self, on_progress: OnProgress, total: int) -> None:
         self._on_progress, self.done, self.total = on_progress, 0, total

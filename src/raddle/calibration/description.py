@@ -94,11 +94,13 @@ def write_cluster(calibration: Calibration, measured: str, path: str | Path) -> 
             if calibration.after
             else "Gradients are sent during the backward."
         )
-    for use in (False, True):
-        residuals = [abs(r.residual) for r in calibration.rows if r.measurement.held_out == use]
+    for is_held_out in (False, True):
+        residuals = [
+            abs(r.residual) for r in calibration.rows if r.measurement.held_out == is_held_out
+        ]
         if residuals:
             comments.append(
-                f"Throughput of {'held-out' if use else 'fitted'} rows: {100 * max(residuals):.1f} % off "
-                "at most."
+                f"Throughput of {'held-out' if is_held_out else 'fitted'} rows: "
+                f"{100 * max(residuals):.1f} % off at most."
             )
     save_cluster(calibration.cluster.to_dict(), path, comments=comments)

@@ -124,10 +124,10 @@ def derivatives(residuals_of: Callable[[Array], Array], x: Array, r: Array, high
 def influences(
     residuals_of: Callable[[Array], Array], x: Array, r: Array, low: Array, high: Array
 ) -> Array:
-    """Returns a matrix like that of `derivatives`, of differences to the most distant values.
+    """Returns a matrix like j, where slopes to distant values of the numbers replace the derivatives.
 
-    Of the two distant values of a number, the smallest and the largest, the one with the larger effect
-    counts.
+    A slope is the change of a residual divided by the change of the number's logarithm. Each number is
+    tried at 1/8 and at 8 times its value; the one of these with the larger effect counts.
     """
     columns = []
     for k in range(len(x)):

@@ -6,7 +6,8 @@
 
 model           a model of the zoo, or file.py:function
 batch           samples of a step, on all devices together
-devices         N for the first N devices of the cluster, or 2x4 for two nodes with four devices of each
+devices         N for the first N devices of the cluster, or 2x4 for two nodes with four devices of each;
+                may be empty if there is a plan: then the plan says how many
 method          a method of `raddle plan`
 plan            a plan file, in place of model, batch, method and sync
 sync            a sync kind (default: allreduce)
@@ -37,11 +38,14 @@ MAX_MEASUREMENTS = 1000
 
 
 class Measurement(NamedTuple):
-    """One row of the table. If `plan` names a file, the file says model, batch, method and sync."""
+    """One row of the table. If `plan` names a file, the file says model, batch, method and sync.
+
+    The fields for these are then not used (model and method "", batch 0).
+    """
 
     model: str
     batch: int
-    devices: str  # a number such as "8", or "2x4": nodes x devices of each
+    devices: str  # "8", "2x4" (nodes x devices of each), or "": as many as the plan file has
     method: str
     plan: str  # the path of a plan file; "": the method makes the plan
     sync: str

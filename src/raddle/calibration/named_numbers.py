@@ -8,7 +8,7 @@
     peak                              peak FLOP/s of all data types: one factor makes all families faster
     link                              bandwidth of the links inside nodes
     network                           bandwidth of the adapters between nodes
-    overhead                          fixed seconds per operator, as the launch of a kernel
+    overhead                          fixed seconds per operator, such as those of a kernel launch
     message, slice, sum, byte         host overhead: seconds that a device that computes spends on each
                                       message, slice of a parameter, all-reduce or byte
     collective                        by how much a running all-reduce slows computing, from 0 to 1
@@ -111,7 +111,7 @@ def _device_with(
     """
 
     def scaled(old: Mapping[str, float]) -> dict[str, float]:
-        """Returns the values with those that have a factor scaled."""
+        """Returns values by name of a number, with those scaled for which there is a factor."""
         return {
             name: value
             if name not in factors

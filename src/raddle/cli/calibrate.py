@@ -32,8 +32,8 @@ def calibrate(
         typer.Option(
             metavar="A,B,…",
             help="Numbers to fit: peak, conv, matmul, attention, memory, link, network, overhead, message, "
-            "slice, sum, byte, collective; and after, to try synchronisation after the backward. "
-            "Default: those that the measurements determine.",
+            "slice, sum, byte, collective (docs/calibrating.md); and after, to try synchronisation after "
+            "the backward. Default: those that the measurements determine.",
         ),
     ] = None,
     as_json: Json = False,

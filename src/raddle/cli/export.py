@@ -29,7 +29,7 @@ def export(
     batch: Batch = None,
     weights: Weights = "flops",  # what the weight of a vertex is
     connected_as_one: Connected = False,
-    cluster: DeviceOf = "p100:1x1",  # its first device gives the times of --weights time
+    cluster: DeviceOf = "p100:1x1",  # its first device gives the times of --weights time or both
     profile: ProfileOption = None,
     as_json: Json = False,
 ) -> None:

@@ -103,7 +103,7 @@ def run(
     ] = 3600,
     name: Name = DEFAULT,
 ) -> None:
-    """Run a plan on all hosts of a lab; further options are passed on to `raddle run`."""
+    """Run a plan on all hosts; further options, such as --seed 1, go to `python -m raddle.runtime`."""
     from raddle.lab import Lab, LaunchError
 
     if not pathlib.Path(plan).is_file():

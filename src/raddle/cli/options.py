@@ -3,7 +3,7 @@
 Statistics                       `--bn`: the samples over which batch norm takes its statistics
 Reduction                        whether dimensions that are summed over may be split
 Weights, Connected, DeviceOf     of `partition` and `export`: the work to balance, whether fully connected
-                                 layers stay whole, and the cluster whose first device is timed
+                                 layers stay whole, and the cluster whose first device gives the times
 ModelOption, RunSeed             of `run` and `verify`
 OtherCluster, OtherModel         of `simulate` and `explain`, in place of those in the plan file
 """
@@ -80,7 +80,8 @@ Weights = Annotated[
     str,
     typer.Option(
         metavar="flops|time|both|FILE",
-        help="The work that is balanced over parts; FILE is JSON with the work of each layer.",
+        help="The work that is balanced over parts (by the method mixed always flops); both: the mean of a "
+        "layer's shares of flops and of time; FILE is JSON with the work of each layer.",
     ),
 ]
 Connected = Annotated[
@@ -91,7 +92,7 @@ DeviceOf = Annotated[
     typer.Option(
         "--cluster",
         metavar="C",
-        help="Cluster whose first device gives the times of --weights time.",
+        help="Cluster whose first device gives the times of --weights time or both.",
     ),
 ]
 ModelOption = Annotated[

@@ -38,7 +38,7 @@ def partition(
     seed: Seed = 0,
     weights: Weights = "flops",
     connected_as_one: Connected = False,
-    cluster: DeviceOf = "p100:1x1",  # its first device gives the times of --weights time
+    cluster: DeviceOf = "p100:1x1",  # its first device gives the times of --weights time or both
     profile: ProfileOption = None,
     as_json: Json = False,
 ) -> None:

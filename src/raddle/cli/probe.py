@@ -71,7 +71,7 @@ def _measure_operators(
 ) -> None:
     """Measure a model's operators, write their times to the profile file `path`, and print the counts.
 
-    fresh: measure also the operators that the file has already.
+    fresh: discard all measurements that the file has already; else they are kept and not repeated.
     """
     from raddle.api import clusters
     from raddle.api.probing import measure_operators
@@ -82,7 +82,7 @@ def _measure_operators(
     target_cluster = clusters.cluster(cluster)
     graph = capture_with_spinner(model, batch)
     with progress_bar(f"measuring {model}") as on_progress:
-        # entries: number of operators in the file; new: how many of them were measured now
+        # entries: number of measurements (of tiles of operators) in the file; new: those made now
         entries, new = measure_operators(
             graph, target_cluster, path, fresh=fresh, on_progress=on_progress
         )

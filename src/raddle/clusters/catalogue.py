@@ -135,13 +135,13 @@ _K80 = Preset(
 # cores, 2.7 GHz) per node. All else is Intel's data: two AVX-512 FMA units per core, 64 operations per
 # cycle in float32; six channels of DDR4-2933 per socket. The size of the memory is assumed (12 modules of
 # 16 GB).
-_XEON_PEAK = 2 * 28 * 2.7e9 * 64 / T
+_XEON_PEAK = 2 * 28 * 2.7e9 * 64 / T  # sockets × cores × Hz × FLOP per cycle, in TFLOP/s
 _XEON = Device(
     "2x8280",
-    0,
+    0,  # its node, until `build_cluster` sets it
     _flops(_XEON_PEAK / 2, _XEON_PEAK, _XEON_PEAK, _XEON_PEAK),
     192 * 10**9,
-    2 * 6 * 2.933e9 * 8,
+    2 * 6 * 2.933e9 * 8,  # sockets × channels × transfers per second × 8 bytes
     overhead=20e-6,
     # conv: the thesis's table 5.15 has 102,400 images of VGG-16 in 4842 s on one node at batch 512: at
     # 3 × 31 GFLOP per image (forward, and twice that for backward), 2.0 TFLOP/s, 20 % of the peak. The

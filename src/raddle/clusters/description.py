@@ -174,7 +174,7 @@ def _device(kind: str, data: object, place: Place) -> Device:
     host_overhead = _fields(
         fields.get("host_overhead", {}), place.child("host_overhead"), optional=HOST_OVERHEAD
     )
-    # By key of `workspace`, its kind of number.
+    # For each key of `workspace`, the kind of number that its value is.
     quantities = {"conv": MULTIPLE, "matmul": SIZE_OR_ZERO}
     overhead = (
         {"overhead": _number(fields, "overhead", TIME, place)} if "overhead" in fields else {}
@@ -225,7 +225,7 @@ def _nodes(
         total += count * len(node[0])
         if total > MAX_DEVICES:
             raise place.child(i).error(
-                f"makes it {total} devices: describe at most {MAX_DEVICES} of them."
+                f"brings the cluster to {total} devices: describe at most {MAX_DEVICES}."
             )
         nodes += [node] * count
     return nodes

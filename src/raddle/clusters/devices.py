@@ -83,7 +83,7 @@ class Link:
     duplex: bool = True  # False: only one direction at a time
     shared: bool = False  # True: one bus for the whole node; False: a port for each device
     efficiency: float = (
-        1.0  # the fraction of the bandwidths that data gets; headers take the others
+        1.0  # the fraction of the bandwidths that data gets; headers take the remainder
     )
     groups: Group | None = None
 

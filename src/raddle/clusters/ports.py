@@ -29,8 +29,8 @@ Pair = tuple[int, int]  # numbers of two links, one for each direction
 class Ports:
     """The numbered links. `names[i]` is the name of link i; the other fields say whose link it is.
 
-    The others map a device, or a node, to a pair of link numbers (out, in): for data that leave it and for
-    data that reach it.
+    These fields map a device, or a node, to a pair of link numbers (out, in): for data that leave it and
+    for data that reach it.
     """
 
     names: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Ports:
 def number_links(
     members: Sequence[range], inside: Sequence[Link | None], between: Sequence[Network | None]
 ) -> Ports:
-    """Returns numbers all links of a cluster. Each argument is a list by node.
+    """Numbers all links of a cluster, and returns them. Each argument is a list by node.
 
     members: the indices of the node's devices. inside: the link that joins them. between: its NICs.
     """
@@ -99,7 +99,7 @@ def _number_inside(ports: Ports, a: int, devices: range, link: Link) -> None:
 
 
 def _number_nics(ports: Ports, a: int, devices: range, network: Network) -> Mapping[int, Pair]:
-    """Returns numbers the NICs of node a; returns for each device the pair of links of its NIC."""
+    """Numbers the NICs of node a; returns for each device the pair of links of its NIC."""
     count, nics = len(devices), dict[int, Pair]()
     adapters = [network.adapter(i, count) for i in range(count)]
     several = len(set(adapters)) > 1

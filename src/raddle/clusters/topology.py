@@ -71,7 +71,9 @@ class Cluster:
                 raise self._error(f"has several nodes and no network on node {a}: give it one")
         leaves = {(n.leaf, n.oversubscription) for n in self.node_networks if n is not None}
         if len(leaves) > 1:
-            raise self._error("has networks with different leaves: give all nodes the same")
+            raise self._error(
+                "has networks with different leaf or oversubscription: give all nodes the same"
+            )
         kinds: dict[str, dict[str, Any]] = {}
         for device in self.devices:
             if kinds.setdefault(device.kind, _properties(device)) != _properties(device):

@@ -3,13 +3,16 @@
 A line gives the time of an algorithm for any number of bytes; collectives.py takes the fastest one. P
 members are on N nodes, k of them on a node; latency is counted hop by hop along the longest way of a byte.
 
-ring           P - 1 steps (twice that for an all-reduce), each of a P-th of the bytes on every hop
+ring           P - 1 steps (twice that for an all-reduce or a broadcast), each of a P-th of the bytes on
+               every hop
 tree           log2(P) messages of all bytes one after the other (down; for an all-reduce also up)
 hierarchical   inside each node, then a ring of the leaders (the first member of each node), then inside
+               each node again
 rail-wise      if all nodes have equally many members: a reduce-scatter inside each node leaves a k-th of
                the bytes to each member, which exchanges it with its peers on the other nodes, on all
                adapters at once; then an all-gather inside each node
-direct         all-to-all: a message from every member to every other one, all at once
+direct         all-to-all: a message with a P-th of the bytes from every member to every other one, all at
+               once
 
 A ring between nodes runs once for each adapter (*rail*) of a node, with its share of the bytes.
 """
@@ -48,12 +51,15 @@ def algorithms(cluster: Cluster, kind: Collective, devices: Sequence[int]) -> di
     P, N = len(devices), len(nodes)
     if kind is Collective.ALL_TO_ALL:
         exchange = direct_exchange(cluster, nodes)
+        # per_byte: seconds if each message has one byte; here it has a P-th of the bytes.
         return {"direct": Line(exchange.latency, exchange.per_byte / P)}
     ring = _pass(whole_ring(cluster, nodes))
     # An all-reduce is a reduce-scatter and an all-gather; a broadcast is a scatter and an all-gather.
     passes = 2 if kind in (Collective.ALL_REDUCE, Collective.BROADCAST) else 1
     lines = {"ring": _times(passes, ring)}
     if passes == 2:
+        # A message of the tree takes the highest latency and the lowest bandwidth of the hops of this ring,
+        # which uses one adapter of each node.
         single = device_ring(cluster, [d for local in nodes for d in local])
         # An all-reduce goes up the tree and down again, a broadcast only down.
         ways = 2 if kind is Collective.ALL_REDUCE else 1
@@ -62,7 +68,8 @@ def algorithms(cluster: Cluster, kind: Collective, devices: Sequence[int]) -> di
     if 1 < N < P:
         inside = _slowest(_pass(device_ring(cluster, local)) for local in nodes)
         leaders = _pass(device_ring(cluster, [local[0] for local in nodes]))
-        # A leader first gathers its node's share and in the end sends all bytes on: two passes each.
+        # Inside a node the passes are run twice: first the leader collects the data of its node, and in the
+        # end it sends the result to the other members.
         lines["hierarchical"] = _sum(_times(2 * passes, inside), _times(passes, leaders))
         if len({len(local) for local in nodes}) == 1:
             across = _pass(leader_ring(cluster, nodes))

@@ -87,6 +87,7 @@ def slowest_rate_inside(cluster: Cluster, nodes: Sequence[Sequence[int]]) -> flo
 
 def _rails(cluster: Cluster, source: Sequence[int], target: Sequence[int]) -> int:
     """Returns how many transfers the links between these devices of two nodes allow at the same time."""
+    # A route between nodes holds a link on the sender's side, then one on the receiver's side.
     leaving = {cluster.route(d, target[0]).resources[0] for d in source}
     arriving = {cluster.route(source[0], e).resources[-1] for e in target}
     return min(len(leaving), len(arriving))
@@ -133,6 +134,7 @@ def direct_exchange(
     for local in nodes:
         node = cluster.devices[local[0]].node
         network = cluster.node_networks[node]
+        # network.leaf: number of nodes below each leaf switch; 0: one switch for all nodes
         leaf = node // network.leaf if network is not None and network.leaf else 0
         similar_nodes.setdefault((network, leaf), []).append(local)
     for local, remote_nodes in product(nodes, similar_nodes.values()):
@@ -144,6 +146,8 @@ def direct_exchange(
         for d in local:
             sent, received = cluster.route(d, remote[0]), cluster.route(remote[0], d)
             latency = max(latency, sent.latency)
+            # Between nodes, d occupies its own link (its adapter, say) to send, and to receive: the first
+            # link of the one route, and the last link of the other.
             load[sent.resources[0]] += count / sent.bandwidth
             load[received.resources[-1]] += count / received.bandwidth
     return DirectExchange(max(load.values()), latency)

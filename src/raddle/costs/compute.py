@@ -112,9 +112,10 @@ class ComputeCosts:
 
     @cached_property
     def _profile_keys(self) -> Mapping[str, str]:
-        """The key of each operator in a profile, followed by the key of its native call, if it has one.
+        """The key of each operator in a profile.
 
-        The keys are those of the whole operator ("F": forward, no gradients, no kind of device).
+        For an operator of a native call, its share of the call's seconds and the call's key follow. The
+        keys are those of the whole operator ("F": forward, no gradients, no kind of device).
         """
         keys = {op.name: profile_key(op, op.space.full, "F", None, "") for op in self.graph.ops}
         for name, call in self.native_calls.items():
@@ -123,7 +124,7 @@ class ComputeCosts:
         return keys
 
     def measured_seconds(self, op: Op, box: Box, phase: str, device_kind: str) -> float | None:
-        """Returns the same as `seconds`, but only from the profile; None if the tile was not measured."""
+        """Returns the seconds that the profile has for just this tile and phase; None if it has none."""
         call_seconds = (
             self._measured_native_call(op, box, phase, device_kind)
             if op.name in self.native_calls

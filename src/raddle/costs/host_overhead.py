@@ -37,9 +37,10 @@ def collective_member_seconds(
     """Returns the seconds that a collective takes from a member.
 
     all_reduces: False for an all-gather or reduce-scatter: then the member sends a message to each other
-    member, and receives one. In a ring all-reduce it sends twice as many bytes. slowdown: the share of the
-    time of the collective that it takes from computing. nbytes: of the full buffer. nanoseconds: how long
-    the collective runs.
+    member, and receives one. In a ring all-reduce it sends twice as many bytes. per_sum, per_message and
+    per_byte are the device's host overheads for "sum", "message" and "byte". slowdown is that for
+    "collective": the share of the time of the collective that it takes from computing. members: their
+    number. nbytes: of the full buffer. nanoseconds: how long the collective runs.
     """
     sent_and_received = 2 * (members - 1) / members * nbytes
     slowed = slowdown * (nanoseconds * 1e-9)

@@ -39,7 +39,9 @@ class NativeCall(NamedTuple):
     # the whole call: in a profile, the call's seconds are found by this tile.
     main: Op
     ops: tuple[Op, ...]  # all operators of the composite
-    shared_dims: frozenset[str]  # names of dimensions that the operators have in common
+    # Names of the dimensions by which tiles of the operators match: "n", if only samples may be split;
+    # else all dimensions of the operators that share the time.
+    shared_dims: frozenset[str]
     splittable_dims: frozenset[str]  # the shared dimensions that a tile may split
     fingerprint: str  # distinguishes calls with equal main operators
     time_shares: Mapping[str, float]  # by operator, its share of the call's seconds
@@ -50,7 +52,8 @@ class NativeCall(NamedTuple):
     def main_tile(self, op: Op, box: Box) -> Box:
         """Returns the tile of the main operator that matches `box`, a tile of `op`.
 
-        Dimensions that the two operators do not share are taken in full.
+        Only its shape matters, so it starts at 0. Dimensions that the two operators do not share are taken
+        in full.
         """
         return self._convert_tile(self.main, op, box)
 
@@ -59,7 +62,7 @@ class NativeCall(NamedTuple):
         return self._convert_tile(op, self.main, box)
 
     def _convert_tile(self, target: Op, source: Op, box: Box) -> Box:
-        """Returns the tile of `target` that matches `box`, a tile of `source`."""
+        """Returns a tile of `target`, from 0 on, with the shape that matches `box`, a tile of `source`."""
         pairs = zip(source.space.dims, box.shape, strict=True)
         sizes = {dim.name: size for dim, size in pairs if dim.name in self.shared_dims}
         return Box.full([sizes.get(dim.name, dim.size) for dim in target.space.dims])
@@ -76,7 +79,10 @@ class NativeCall(NamedTuple):
         return all(size == dim.size for dim, size in pairs if dim.name not in self.splittable_dims)
 
     def accepts(self, box: Box) -> bool:
-        """Returns whether PyTorch accepts a tile of the main operator: no statistics over one element."""
+        """Returns whether PyTorch accepts a tile of the main operator.
+
+        It refuses to take statistics over a single element.
+        """
         pairs = zip(self.main.space.dims, box.shape, strict=True)
         return any(size > 1 for dim, size in pairs if dim.name not in self.splittable_dims)
 
@@ -122,7 +128,8 @@ def find_native_calls(graph: Graph) -> Mapping[str, NativeCall]:
 
     Small operators are left out: if only samples may be split, those without a sample dimension; else those
     that have none of the summed dimensions. `members`, in the code, are the other operators, which share
-    the time.
+    the time. There is no native call if a shared dimension has another size in a member than in the main
+    operator.
     """
     calls: dict[str, NativeCall] = {}
     for fused in graph.fused_calls:

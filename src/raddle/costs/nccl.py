@@ -121,6 +121,7 @@ def _describe(cluster: Cluster, nodes: Sequence[Sequence[int]]) -> _Group:
     return _Group(
         P=sum(map(len, nodes)),
         N=len(nodes),
+        # A shared bus, switches, or NVLink bridges between pairs (Link.groups) mean that the node has PCIe.
         pci=link is not None and (link.shared or bool(link.groups)),
         ring=ring,
         inside=min(inside, between) if math.isinf(inside) else inside,
@@ -134,7 +135,7 @@ def _ring(kind: Collective, group: _Group, p: Protocol) -> Line:
     P, N = group.P, group.N
     rounds = 2 if kind is Collective.ALL_REDUCE else 1
     steps_inside, steps_between = rounds * (P - N), rounds * (N - 1)
-    step = (p.pci if group.pci else p.nvlink)[1]
+    step = (p.pci if group.pci else p.nvlink)[1]  # [1]: of a ring
     if N > 1:
         step = max(step, p.net_overhead)
     step_between = p.net[1] + p.flushes * group.network
@@ -146,13 +147,14 @@ def _ring(kind: Collective, group: _Group, p: Protocol) -> Line:
 def _tree(group: _Group, p: Protocol) -> Line:
     """Returns the time of an all-reduce by trees.
 
-    On two nodes, each byte crosses the network once, not twice.
+    On two nodes, each byte crosses the network once, not twice, so only the rate `group.inside` counts.
     """
     N = group.N
+    # [0]: of a tree; inside, between: one way through the tree
     inside = (group.P / N - 1) * (p.pci if group.pci else p.nvlink)[0]
     between = math.log2(N) * (p.net[0] + p.flushes * group.network)
     if p.fills:
-        between += math.log2(N) * TREE_FILL_US / 2
+        between += math.log2(N) * TREE_FILL_US / 2  # it counts once: both ways are added below
     share = p.tree_share if N > 1 else p.tree_share_one_node
     rate = group.inside if N <= 2 else min(group.inside, group.between)
     return Line((p.base + 2 * (inside + between)) * US, 2 / (rate * share))

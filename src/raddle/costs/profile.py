@@ -131,9 +131,10 @@ def measure(
 ) -> Profile:
     """Measures each box, forward and backward, on random tensors; returns a profile.
 
-    grad_operands: by operator, the numbers of its operands with a gradient; device: of torch; previous: a
-    profile whose measurements are taken over; repeats: number of timed calls, whose median counts;
-    progress: called with the name of each operator before it is measured.
+    boxes: (operator, box of it) pairs; grad_operands: by operator, the numbers of its operands with a
+    gradient; device: the PyTorch device to measure on; previous: a profile whose measurements are taken
+    over; repeats: number of timed calls, whose median counts; progress: called with the name of each
+    operator before it is measured.
     """
     profile = Profile(previous.seconds if previous else None)
     calls = find_native_calls(graph)

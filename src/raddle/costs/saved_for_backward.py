@@ -12,7 +12,8 @@ from raddle.graph.graph import Graph, Op
 from raddle.graph.traits import SavedTensors
 
 # By name of an elementwise function, what its backward needs. Functions that are not listed need their
-# inputs. INDICES means all inputs whose dtype has no gradient (integers, booleans): here the mask.
+# inputs. FACTORS means the inputs that the gradient of another input needs. INDICES means all inputs whose
+# dtype has no gradient (integers, booleans): here the mask.
 SAVED_BY_FUNCTION = {
     **dict.fromkeys(("mul", "multiply", "div", "divide"), SavedTensors.FACTORS),
     **dict.fromkeys(

@@ -102,7 +102,7 @@ def covers(boxes: Iterable[Box], box: Box) -> bool:
 def disjoint(boxes: Sequence[Box]) -> bool:
     """Returns whether no two boxes share a point.
 
-    Sweeps along the first dimension, so that few are compared.
+    Sweeps along the first dimension, so that few pairs are compared.
     """
     active: list[Box] = []  # boxes that end after the place that the sweep has reached
     for box in sorted(b for b in boxes if not b.empty):
@@ -169,8 +169,8 @@ def _sweep(boxes: Sequence[Box], d: int) -> list[tuple[Box, tuple[int, ...]]]:
     order = sorted(range(len(boxes)), key=lambda i: boxes[i].lo[d])
     lo, hi = boxes[0].lo, boxes[0].hi
     result: list[tuple[Box, tuple[int, ...]]] = []
-    active: list[int] = []
-    next_box = 0
+    active: list[int] = []  # the numbers of the boxes that contain the current interval a:b
+    next_box = 0  # the first box of `order` that the sweep has not reached
     for a, b in pairwise(sorted({end for box in boxes for end in (box.lo[d], box.hi[d])})):
         active = [i for i in active if boxes[i].hi[d] > a]
         while next_box < len(order) and boxes[order[next_box]].lo[d] == a:

@@ -1,9 +1,9 @@
 """Evaluates constant values while a graph is built.
 
-A value is constant if it depends on no input, parameter, buffer or random number. Libraries compute
-attention masks and positions from `arange` and `full`. Such a value is the same in every step. A translator
-of an ATen call may look at its elements and choose a better operator, such as causal attention in place of
-attention with a mask.
+A value is constant here if it depends on no input, parameter, buffer or random number, nor on a tensor that
+the code uses directly. Libraries compute attention masks and positions from `arange` and `full`. Such a
+value is the same in every step. A translator of an ATen call may look at its elements and choose a better
+operator, such as causal attention in place of attention with a mask.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def constant_value(b: Builder, value: Value) -> Tensor | None:
 
 
 def _constant_ancestors(b: Builder, value: Value) -> list[Op] | None:
-    """Returns the operators that compute a value, in order; None: they read more than constants."""
+    """Returns the operators that compute a value, in order; None: it is not constant, or too large."""
     needed, ops = {value.name}, []
     for op in reversed(b.ops):
         if needed.isdisjoint(op.outputs):

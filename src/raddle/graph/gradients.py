@@ -14,7 +14,7 @@ Active = Collection[str]  # names of active values
 
 
 def active_values(graph: Graph) -> frozenset[str]:
-    """Values that depend on a parameter and that the loss depends on."""
+    """Returns the names of the values that depend on a parameter and that the loss depends on."""
     if graph.loss is None:
         return frozenset()
     names = {graph.loss}

@@ -7,10 +7,11 @@
     window(h)          entry h of a table of ranges (adaptive pools, interpolation, reflection)
     :                  the whole dimension, for every box
 
-Letters are dimensions of the operator's iteration space (space.py). Every expression is a sum of terms
-`coef * (dim // div % mod)` plus an offset, so its range over a box has a closed form. The range is exact:
-it is clipped to the tensor, and no smaller range contains all points read. So halos of windows, with
-strides, padding and dilation, are worked out here (`Index.range`).
+Letters are dimensions of the operator's iteration space (space.py). Here, a `box` of it is a list of
+ranges, one for each dimension. Every expression is a sum of terms `coef * (dim // div % mod)` plus an
+offset, so its range over a box has a closed form. The range is exact: it is clipped to the tensor, and no
+smaller range contains all points read. So halos of windows, with strides, padding and dilation, are worked
+out here (`Index.range`).
 """
 
 from __future__ import annotations

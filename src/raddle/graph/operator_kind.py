@@ -47,8 +47,9 @@ class OperatorKind:
     flops_per_point: floating-point operations per point of the iteration space; products always have 2.
     flops: (space, box, operand) -> floating-point operations of the forward (operand None) or of the
     gradient of that operand; None: derived from the notation.
-    tensor_attr: an attribute, an integer, that its kernel also takes as a tensor, after its operands: it
-    differs between operators that are otherwise equal. "": none.
+    tensor_attr: the name of an attribute, an integer, that its kernel also takes as a tensor, after its
+    operands. It differs between operators that are otherwise equal, which can then share generated code.
+    "": there is none.
     """
 
     name: str
@@ -156,11 +157,12 @@ def make_kernel(op: Op, box: Box, device: torch.device | str = "cpu") -> Kernel:
         return lambda *tensors: _as_tuple(run(*tensors))
 
     def run_with_absent_operands(*tensors: Tensor | None) -> Any:
-        operands, numbers = tensors[: len(argument_slots)], tensors[len(argument_slots) :]
+        # attr_tensors: the tensor of the `tensor_attr`, if it is given
+        operands, attr_tensors = tensors[: len(argument_slots)], tensors[len(argument_slots) :]
         arguments: list[Tensor | None] = [None] * (max(argument_slots, default=-1) + 1)
         for slot, tensor in zip(argument_slots, operands, strict=True):
             arguments[slot] = tensor
-        return _as_tuple(run(*arguments, *numbers))
+        return _as_tuple(run(*arguments, *attr_tensors))
 
     return run_with_absent_operands
 
@@ -172,7 +174,7 @@ def tensor_attr(op: Op) -> int | None:
 
 
 def kernel_key(op: Op) -> Hashable:
-    """Operators with equal keys have equal kernels, but for the attribute that is also a tensor."""
+    """Returns a key: operators with equal keys have equal kernels, but for the value of `tensor_attr`."""
     name = OPERATOR_KINDS[op.kind].tensor_attr
     attrs = tuple((key, repr(value)) for key, value in sorted(op.attrs.items()) if key != name)
     return op.kind, attrs, op.notation, op.space, op.argument_slots, op.dtypes

@@ -1,4 +1,4 @@
-"""Parses and prints the rates of links in the notation of `tc`: 1gbit, 100mbit, 2.5gbit."""
+"""Parses and writes the rates of links in the notation of `tc`: 1gbit, 100mbit, 2.5gbit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parse_rate(text: str) -> int:
 
 
 def rate_text(rate: float) -> str:
-    """Print bits per second: 1_500_000_000 -> "1.5gbit"."""
+    """Return bits per second as text: 1_500_000_000 -> "1.5gbit"."""
     unit = next(unit for unit, factor in _UNITS.items() if rate >= factor or factor == 1)
     return f"{rate / _UNITS[unit]:g}{unit}"
 

@@ -63,7 +63,7 @@ def scaled_tiling(op: Op, original: Op, tiling: Tiling, batch: int, new_batch: i
         ):
             unit = 1
         new_points = _scaled_points([p // unit for p in points], new.size // unit)
-        new_point.append({p: unit * s for p, s in zip(points, new_points, strict=True)})
+        new_point.append({p: unit * new_p for p, new_p in zip(points, new_points, strict=True)})
     return tiling_from_boxes(
         {
             Box(_scaled_corner(new_point, b.lo), _scaled_corner(new_point, b.hi)): devices

@@ -26,7 +26,8 @@ class NamedSchedule:
     # Without a flush: which weights a micro-batch uses, "latest" or "2bw" (asynchronous.py). "": there is
     # a flush.
     version_rule: str = ""
-    # Without a flush: number of stages -> number of micro-batches of a step; None: any number.
+    # Without a flush: number of stages -> number of micro-batches of a step that a search takes by default;
+    # None: there is no default.
     per_step: Callable[[int], int] | None = None
     allows_replicas: bool = False  # whether a stage may be replicated on several devices
     even_stages: bool = False  # whether the number of stages must be even

@@ -17,7 +17,7 @@ def has_native_dropout(plan: Plan, op: Op, tiling: Tiling) -> bool:
     """Returns whether an operator with this tiling is attention that draws from torch's generator."""
     if plan.dropout != "native" or not has_attention_dropout(op):
         return False
-    features = op.space.outputs[0][-1]
+    features = op.space.outputs[0][-1]  # the dimension of the features of the values
     has_whole_features = all(
         box.hi[features] - box.lo[features] == op.space.dims[features].size for box in tiling.boxes
     )

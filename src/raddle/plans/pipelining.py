@@ -173,7 +173,8 @@ def validate_stages(plan: Plan, graph: Graph) -> None:
             if name in producers and stages[producers[name]] > stages[op.name]:
                 raise InputError(
                     f"'{op.name}' of stage {stages[op.name]} reads '{name}', which stage "
-                    f"{stages[producers[name]]} gives: stages follow the graph."
+                    f"{stages[producers[name]]} computes: an operator may read only from its own stage and "
+                    "earlier ones."
                 )
     _validate_workers(plan)
     _validate_sums_of_stages(plan, stages)
@@ -237,7 +238,7 @@ def is_greedy(plan: Plan) -> bool:
 
 
 def steps_to_simulate(plan: Plan, default: int) -> int:
-    """Steps for a simulation: `default` or, if steps overlap, enough to reach a steady state."""
+    """Returns how many steps to simulate: `default` or, if steps overlap, enough for a steady state."""
     if not is_asynchronous(plan):
         return default
     # Six times the steps that are in flight at once.

@@ -29,9 +29,9 @@ class Plan:
     dropout: attention with dropout is computed by PyTorch's fused kernel, whose masks depend on the plan
     (`native`), or step by step with masks that do not (`exact`). All other dropout is exact.
 
-    order: with sync `p3:collective`, which all-reduces slices (ranges of rows) of parameters, the numbers
-    of all slices (program/parameter_slices.py numbers them), in the order in which their all-reduces start
-    on every device. If it is empty, each starts when its gradient is complete.
+    order: with sync `p3:collective`, which all-reduces slices (ranges of rows) of parameters, or bundles of
+    small slices: the numbers of all of these (program/parameter_slices.py numbers them), in the order in
+    which their all-reduces start on every device. If it is empty, each starts when its gradient is ready.
 
     sums: by operator with partial results, the devices that sum them, written as a tiling of the operator.
     If an operator is not there, its output is divided among the devices that have partial results.

@@ -109,7 +109,7 @@ def _defects(data: dict[str, Any]) -> Iterator[str]:
     if data["dtype"] not in DTYPES:
         yield f"dtype is {short(data['dtype'])}, not one of {', '.join(DTYPES)}"
     if data["microbatches"] > max(1, data["batch"]):
-        yield f"it has {data['microbatches']} micro-batches of {data['batch']} samples"
+        yield f"it has {data['microbatches']} micro-batches for {data['batch']} samples"
     if not isinstance(data["inputs"], list) or not all(map(_is_input, data["inputs"])):
         yield f"inputs is {short(data['inputs'])}, not a list of names, shapes and types"
     for name in ("tiles", "parameters", "predicted", "cluster"):

@@ -173,7 +173,9 @@ def validate_tiling(op: Op, tiling: Tiling, devices: int) -> None:
 def _validate_grid(op: Op, grid: Grid, sizes: Sequence[int]) -> None:
     """Raises InputError unless a grid is a tiling of the operator; sizes: of the operator's dimensions."""
     if len(grid.cuts) != len(sizes):
-        raise InputError(f"'{op.name}' has {len(sizes)} dimensions, its tiles {len(grid.cuts)}.")
+        raise InputError(
+            f"'{op.name}' has {len(sizes)} dimensions, its tiles have {len(grid.cuts)}."
+        )
     box_count = 1
     for dim, cuts in zip(op.space.dims, grid.cuts, strict=True):
         box_count *= len(cuts) - 1
@@ -206,7 +208,7 @@ def _validate_boxes(op: Op, tiling: Tiling, sizes: Sequence[int]) -> None:
     for box in tiling.boxes:
         if len(box.lo) != len(sizes):
             raise InputError(
-                f"'{op.name}' has {len(sizes)} dimensions, its tile {box} {len(box.lo)}."
+                f"'{op.name}' has {len(sizes)} dimensions, its tile {box} has {len(box.lo)}."
             )
         if not op.space.full.contains(box) or box.empty:
             raise InputError(f"tile {box} of '{op.name}' is not inside {op.space.full}.")

@@ -31,11 +31,12 @@ def probe(
     fresh: bool = False,
     on_progress: Callable[[Message], None] = lambda message: None,
 ) -> dict[str, Any]:
-    """Measure the compute rates of one of `ranks` processes while all compute, and messages between them.
+    """Measure the compute rates of `ranks` processes while all compute, and messages between them.
 
-    Measurements are cached by host, number of cores, version of torch and `ranks`. fresh: ignore the cache.
-    quick: take a few seconds and be less exact. on_progress: is called with {"step", "done", "of"} before
-    each part. The result is a dict for `describe` and `raddle.probe.output.write`.
+    The rates are those of one process: the median over all. Measurements are cached by host, number of
+    cores, version of torch and `ranks`. fresh: ignore the cache. quick: take a few seconds and be less
+    exact. on_progress: is called with {"step", "done", "of"} before each part. The result is a dict for
+    `describe` and `raddle.probe.output.write`.
     """
     if not 1 <= ranks <= MAX_RANKS:
         raise InputError(f"{ranks} ranks cannot be probed: ask for 1 to {MAX_RANKS}.")
@@ -148,6 +149,7 @@ def _links(times: Mapping[str, Any], ranks: int) -> dict[str, Any]:
     """
     if ranks == 1:
         return {"idle": None, "loaded": None, "duplex": True, "shared": False}
+    # [-1]: the sample of the largest messages
     _, one_way_seconds = times["messages"][-1]
     _, both_ways_seconds = times["messages both ways"][-1]
     _, all_pairs_seconds = times["messages of all"][-1]
@@ -200,7 +202,7 @@ def _device(kind: str, measured: Mapping[str, Any]) -> Device:
     rates = measured["flops"]
     peak = max(rates[f"{family} float32"] for family in FAMILIES)
     shares = {family: rates[f"{family} float32"] / peak for family in FAMILIES}
-    # By type: the peak; multiplied by the efficiency of matmul, it gives the measured rate of a matmul.
+    # The peak by data type; multiplied by the efficiency of matmul, it is the measured rate of a matmul.
     flops = {
         name.removeprefix("matmul "): _round(value / shares["matmul"])
         for name, value in rates.items()

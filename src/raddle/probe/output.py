@@ -28,16 +28,14 @@ def write(measured: Mapping[str, Any], path: str) -> None:
 
 
 def _comments(measured: Mapping[str, Any]) -> list[str]:
-    """Return the lines of the comment at the top of the file.
-
-    A family is a kind of kernels: matmul, conv or attention; each has its own efficiency.
-    """
+    """Return the lines of the comment at the top of the file."""
     idle, gpu, busy = measured["idle"], measured["gpu"], measured["busy_cores"]
     lines = [
         f"Measured by raddle probe, {measured['measured']}, torch {measured['torch']}: one of",
         f"{measured['ranks']} ranks while all compute, {measured['threads']} thread(s) each on"
         f" {measured['cores']} cores.",
-        "The peak in float32 is the best family's rate: peak × efficiency is what was measured.",
+        "The peak in float32 is the rate of the fastest family of operators (matmul, conv or attention):",
+        "peak × efficiency is what was measured.",
     ]
     if busy:
         lines.append(f"Other work kept {busy:.1f} of the cores busy just before.")

@@ -81,7 +81,7 @@ def _communication_measurements(transport: Transport, *, quick: bool) -> dict[st
     if ranks == 1:
         return {}
     sizes = QUICK_SIZES if quick else SIZES
-    largest = {max(sizes): sizes[max(sizes)]}
+    largest = {max(sizes): sizes[max(sizes)]}  # only the largest size
     pairs = [(a, a + 1) for a in range(0, ranks - 1, 2)]
     first = pairs[:1]  # ranks 0 and 1
     return {

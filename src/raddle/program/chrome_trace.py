@@ -43,7 +43,7 @@ def _lines(events: Iterable[Event]) -> Iterator[bytes]:
 def lane_names(devices: Sequence[str], links: Iterable[str]) -> Iterator[Event]:
     """Yields the events that name the lanes.
 
-    Devices: the kind of each device. links: the names of the links.
+    devices: the kind of each device. links: the names of the links.
     """
     for d, kind in enumerate(devices):
         yield name_event("process_name", d, COMPUTE, f"device {d} ({kind})")

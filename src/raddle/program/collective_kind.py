@@ -1,6 +1,6 @@
 """The kinds of collective operations among a group of devices, its members.
 
-`nbytes` of a collective, here and in costs/, is always the size of a *full* buffer on one member:
+`nbytes` of a collective, here and in costs/, is always the size of a *full* buffer on one of its P members:
 
 all-reduce      the buffer that every member has before and after it
 all-gather      the gathered buffer; a member contributes a P-th of it
@@ -15,7 +15,7 @@ from enum import Enum
 
 
 class Collective(str, Enum):
-    """A kind of collective operation. The names are those of `recognise_collective` (collective.py)."""
+    """A kind of collective operation, with the name that `recognise_collective` gives it, if any."""
 
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"

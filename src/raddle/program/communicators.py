@@ -21,7 +21,7 @@ UP, DOWN = 1, -1  # directions of messages: to a device with a higher, with a lo
 
 
 class Communicator(NamedTuple):
-    """The devices that take part, and what for."""
+    """A set of devices that communicate, and what for: collectives, or messages in one direction."""
 
     devices: tuple[int, ...]  # in ascending order
     direction: int = 0  # of its messages, UP or DOWN; 0: it is for collectives
@@ -75,5 +75,5 @@ def direction_of(message: Message) -> int:
 
 
 def is_sent_by_priority(program: Program, move: Move) -> bool:
-    """Returns whether connections of their own send a message: slices of parameters, by priority."""
+    """Returns whether a move has connections of its own: it sends slices of parameters, by priority."""
     return bool(program.slices) and move.kind.is_of_parameter

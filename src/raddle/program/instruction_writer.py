@@ -21,7 +21,7 @@ class InstructionWriter:
     def __init__(self, devices: int, *, track_latest: bool = False) -> None:
         self.devices, self._track_latest = devices, track_latest
         self.instructions: list[Instruction] = []
-        self.latest: dict[int, list[int]] = {}
+        self.latest: dict[int, list[int]] = {}  # by device, a list with one number
 
     def emit(self, instruction: Instruction) -> int:
         """Appends an instruction, and returns its number."""

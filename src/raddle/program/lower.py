@@ -147,9 +147,9 @@ class _Lowering:
         return with_prefetch(blocks, lambda number: self._write_gather(key, blocks[number]))
 
     def _write_gather(self, key: Key, block: OpBlock) -> list[int]:
-        """Writes the gather of the parameters that a block reads; returns its number.
+        """Writes the gather of the parameters that a block reads; returns its number in a list.
 
-        Holders send their shards after they have updated them.
+        The list is empty if nothing has to be gathered. Holders send shards after they have updated them.
         """
         parameters, trainable = self.parameters, set(self.parameters.trainable)
         names = tuple(

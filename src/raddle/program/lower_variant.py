@@ -142,7 +142,7 @@ class LoweredVariant:
                 target = self.messages[name][0].target
                 raise InputError(
                     f"with bn: local, device {target} normalises samples whose statistics '{op.name}' "
-                    "takes elsewhere: give both the same tiles, or use bn: global."
+                    "takes elsewhere: give both operators the same tiles, or use bn: global."
                 )
 
     def _holders(self, op: Op, output: int) -> ValueHolders:

@@ -55,6 +55,7 @@ def cut_slices(
         [sum(cut[m][1].box.volume for m in members) for members in joined],
         [cut[members[0]][1].devices for members in joined],
     )
+    # By parameter, its slices, each with its position m.
     slices: dict[str, list[tuple[int, ParameterRegion]]] = {name: [] for name in names}
     bundles = []
     for members, server in zip(joined, servers, strict=True):

@@ -102,7 +102,7 @@ class Move:
     messages: tuple[Message, ...]
     collective: str  # the collective that the messages form (collective.py); "": none
     deps: tuple[int, ...]
-    # By box of each message, its parameter, if it is about a bundle; (): all boxes are of `value`.
+    # If the move sends bundles: the parameter of each box of a message. (): all boxes are of `value`.
     bundled: tuple[str, ...] = ()
 
     @property
@@ -161,7 +161,7 @@ class Update:
     regions: tuple[ParameterRegion, ...]
     devices: tuple[int, ...]  # the updaters of the regions
     deps: tuple[int, ...]
-    # By region, its parameter, if it is about a bundle; (): all regions are of `parameter`.
+    # If the update is of a bundle: the parameter of each region. (): all regions are of `parameter`.
     bundled: tuple[str, ...] = ()
 
     @property
@@ -238,7 +238,7 @@ class Program:
         return region.elements_per_shard if self.sharded else region.box.volume
 
     def sums_replicas(self, collective: Reduce | Gather) -> bool:
-        """Returns whether it all-reduces shards over their replicas in all groups (HSDP)."""
+        """Returns whether a collective all-reduces shards over their replicas in all groups (HSDP)."""
         return self.sharded and collective.collective is Collective.ALL_REDUCE
 
     @cached_property

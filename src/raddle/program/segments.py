@@ -12,7 +12,8 @@ The runtime executes a segment as one piece, forward and backward. The operators
   longer to start many compiled segments than the GPU takes to compute small ones;
 - if the backward is split, around every operator with parameters (its W, run later inside a longer segment,
   would compute gradients of activations again);
-- if they are compiled, at the borders of large repeated blocks (repeated_blocks.py), compiled once;
+- if they are compiled, at the borders of large repeated blocks (repeated_blocks.py), so that equal blocks
+  are compiled once;
 - in a `threaded` plan (several steps at once), wherever any device communicates, so that no update happens
   inside a segment.
 

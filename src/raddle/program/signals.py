@@ -54,8 +54,8 @@ class Signals:
 
     def __init__(self, schedule: Schedule) -> None:
         self.ends = ActionEnds(schedule)
-        self.awaited: dict[Action, list[Action]] = {}  # by waiting action
-        self.waiting: dict[Action, list[Action]] = {}  # by awaited action
+        self.awaited: dict[Action, list[Action]] = {}  # by waiting action, those it waits for
+        self.waiting: dict[Action, list[Action]] = {}  # by awaited action, those that wait
         for waiting_action, awaited_action in dict.fromkeys(schedule.waits):
             self.awaited.setdefault(waiting_action, []).append(awaited_action)
             self.waiting.setdefault(awaited_action, []).append(waiting_action)

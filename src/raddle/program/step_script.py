@@ -9,8 +9,8 @@ one rule:
                  when no more are to come; at the end of a step every holder updates its copy
     SHARDS       the gradients of a block are reduce-scattered together when all are complete; at the end
                  of a step every holder updates its shard; then the blocks are all-gathered. If shards have
-                 replicas (HSDP), the sums of a block are all-reduced over them, before the next but one
-                 reduce-scatter: then those of the block have probably arrived
+                 replicas (HSDP), the sums of a block are all-reduced over them, just before the second
+                 reduce-scatter that follows the block's own: by then, that one has probably ended
     SERVER       a gradient is pushed to its server; at the end of a step it is updated there, and pulled
     SLICES       each bundle of slices is pushed, updated on its server and pulled as soon as the gradients
                  of all its parameters are complete
@@ -89,7 +89,7 @@ class SyncFacts(NamedTuple):
     pull_at_once: bool  # gather blocks after their update; False: before their next use (ZeRO-3)
     ordered_sums: bool  # sums of bundles wait for their turn
     after_backward: bool  # gradients are sent or summed after the whole backward, not during it
-    group_of: Numbers  # by parameter, its group (SERVER: not used); -1: nothing to send or sum
+    group_of: Numbers  # by parameter, its group (SERVER: any number); -1: nothing to send or sum
     nbytes: Numbers  # by parameter, bytes of its gradient that are sent or summed
     replicated: (
         Numbers  # by parameter, 1 if its shards have replicas, one in each group of holders (HSDP)

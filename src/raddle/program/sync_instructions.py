@@ -30,11 +30,12 @@ check_all_kinds_sent((MessageKind.PUSH, MessageKind.PULL), Subject.PARAMETER)
 
 
 class ScriptRow(NamedTuple):
-    """A row of the step script. All fields are numbers of things; -1 means none."""
+    """A row of the step script (step_script.py). -1 means none."""
 
     operation: int  # SUM, PUSH, UPDATE or PULL
     subject: int  # a parameter, a bundle or, if the row is about a bucket or block, a group
-    collective: int  # of a SUM: ALL_REDUCE or REDUCE_SCATTER
+    # of a SUM: ALL_REDUCE or REDUCE_SCATTER; of the PULL of a block: ALL_GATHER; else NO_COLLECTIVE
+    collective: int
     # The row waits for the gradient of this parameter; if it is about a bundle, for those of all parameters
     # of the bundle.
     parameter: int
@@ -54,8 +55,8 @@ class RowWriter(Protocol):
     ) -> int:
         """Writes the instruction of a row, and returns its number.
 
-        gradient: the instructions that compute the gradient that the row waits for. before: the instruction
-        of the row that it waits for, in a list.
+        gradient: the instructions that compute the gradient that the row waits for. before: those of the
+        rows that it waits for.
         """
 
     def staleness_waits(self, row: ScriptRow, key: Key) -> Sequence[int]:
@@ -122,7 +123,7 @@ class WholeParameterWriter:
     def _members(
         self, row: ScriptRow, *, replicated: bool = False
     ) -> tuple[tuple[str, ...], tuple[tuple[ParameterRegion, ...], ...], tuple[int, ...]]:
-        """Returns the parameters of a bucket or block, the synchronised regions of each, all holders.
+        """Returns the parameters of a bucket or block, the synchronised regions of each, and all holders.
 
         replicated: only the regions whose shards have replicas.
         """

@@ -1,5 +1,7 @@
 """Starts the sums of slices in a given order, although their gradients are completed in another.
 
+Where slices are summed in bundles (bundle.py), a number below is that of a bundle.
+
 All ranks have to start their all-reduces in the same order. So a slice whose gradient is complete waits
 until all slices before it have been started. With the order 2 0 1, first 0 is complete, then 1 and 2:
 

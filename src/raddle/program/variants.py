@@ -35,7 +35,7 @@ class Variants:
         self.graph, self.plan, self.active = graph, plan, active
         self.sizes = micro_batch_sizes(plan, graph)  # samples of each micro-batch
         self.lowered: list[LoweredVariant] = []  # by number
-        # By micro-batch size and the workers of all stages.
+        # By micro-batch size and the workers of all stages, the number of the variant.
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
         self._variant_number(0, 0)
 

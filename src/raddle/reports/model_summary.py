@@ -107,5 +107,5 @@ def _backward_flops(op: Op, differentiable: set[str]) -> int:
 def _is_contraction(op: Op) -> bool:
     """Return whether an operator is a matrix product, a convolution or an attention."""
     # is_product: its line of notation multiplies two or more operands, as that of a convolution does.
-    # family: which efficiency of a device applies, "attention", "conv" or "" (graph/traits.py).
+    # family: "attention", "conv" or, for all other operators, "" (graph/traits.py).
     return op.space.is_product or op.traits.family == "attention"

@@ -42,8 +42,8 @@ def show_partitions(rows: Sequence[Mapping[str, Any]]) -> None:
             console.print(f"{name}: {row['error']}", style="yellow")
         elif not row["balanced"]:
             # imbalance: the work of the largest part over the average; epsilon: how far above 1 it may be
-            over = f"{row['imbalance']:.3f} of the average is more than {1 + row['epsilon']:g}"
-            console.print(f"{name}: the largest part's work, {over}", style="yellow")
+            work = f"{row['imbalance']:.3f} x the average, more than {1 + row['epsilon']:g} x"
+            console.print(f"{name}: the largest part's work is {work}", style="yellow")
 
 
 def _texts(row: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,9 @@ import sys
 from raddle.transport.orphans import end_with_parent
 
 if __name__ == "__main__":
-    end_with_parent()  # before torch is imported, which takes seconds
+    # From now on this rank ends if raddle or torchrun, which started it, ends. This comes before the import
+    # of torch, which takes seconds.
+    end_with_parent()
 
     from raddle.runtime.session import main
 

@@ -168,7 +168,7 @@ class ShardedRegion(NamedTuple):
     shard_slot: int  # of the rows that this rank updates; -1: it has none
     shape: tuple[int, ...]  # of the whole region
     shard_elements: int  # of each shard, with padding
-    offset: int  # of the region's shard in each device's part of the buffer
+    offset: int  # elements before the region's shard in each device's part of the buffer
 
 
 class ShardedBlock(NamedTuple):
@@ -329,7 +329,7 @@ class RankActions:
     sources: list[SlotSource]
     updated_slots: list[int]  # slots of parameters that this rank updates
     buckets: list[Bucket]
-    # Outputs of the graph: boxes on this device, and slots
+    # Output of the module -> its boxes on this device, with their slots; in training there are none
     outputs: dict[str, list[tuple[Box, int]]]
     current_buffers: dict[str, list[Box]]  # buffer -> its boxes that this rank saves in checkpoints
     # Every rank lists the same slices and bundles in the same order; only the slots of a slice differ.

@@ -99,7 +99,7 @@ class BatchCutter:
         return dict(zip(self.inputs, batch, strict=True))
 
     def _check(self, spec: Input, tensor: Tensor, rank: int) -> None:
-        """Raises InputError if a tensor has the wrong type, shape or dtype."""
+        """Raises InputError if a tensor has the wrong type, dtype or, if this rank reads it, shape."""
         if not isinstance(tensor, Tensor):
             raise InputError(f"'{spec.name}' is a {type(tensor).__name__}: give a tensor.")
         whole, part = spec.full_shape, spec.part_shape
@@ -116,8 +116,8 @@ class BatchCutter:
     def unplanned_size(self, batch: Sequence[Tensor]) -> int | None:
         """Returns the number of samples of a whole batch whose size differs from the plan's.
 
-        None: the batch has the planned size, or it is this rank's part of a planned batch, or it has other
-        dimensions than planned.
+        None: the batch has the planned size, or it is this rank's part of a planned batch, or its tensors
+        have other dimensions than planned, or different numbers of samples.
         """
         counts = set()
         for spec, tensor in zip(self.inputs.values(), batch, strict=False):

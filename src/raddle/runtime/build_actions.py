@@ -63,8 +63,9 @@ def build_actions(
 ) -> RankActions:
     """Returns the actions of one device for the first step or, where steps overlap, for all steps.
 
-    device: index into cluster.devices; place: the torch device that it computes on; share: returns a code
-    with the function of an equal code, so that torch.compile compiles it once (None: no compilation).
+    device: index into cluster.devices; place: the torch device that it computes on; share: takes the code
+    of a generated function and returns it with the function of an equal earlier code, if there is one, so
+    that torch.compile compiles the function once (None: no compilation).
     """
     overlap = is_asynchronous(program.plan)  # whether steps overlap
     builder = _ActionBuilder(program, device, place, share=share)
@@ -110,7 +111,7 @@ class _ActionBuilder:
         self.instructions = [
             (n, i) for n, i in enumerate(program.instructions) if overlap or not i.key.step
         ]
-        # read_hulls: input -> the bounding box of all that the device reads of it
+        # read_hulls: input, parameter or constant -> the bounding box of all that the device reads of it
         self.slot_table = SlotTable(
             program.graph, [read_hulls(v, device) for v in program.variants]
         )
@@ -128,7 +129,7 @@ class _ActionBuilder:
 
     def add(self, number: int, i: Instruction, tags: Sequence[int]) -> None:
         """Adds the actions of an instruction. number: index in the program; tags: one for each transfer."""
-        if self.slices.handles(i):
+        if self.slices.handles(i):  # parameters are synchronised in slices, and i is a part of that
             self.actions += self.slices.build(i)
         elif isinstance(i, Update):
             self._update(i)
@@ -140,7 +141,7 @@ class _ActionBuilder:
             self._merge(i)
         elif isinstance(i, Move):
             self.actions += self.messages.build_transfers(number, i, tags)
-        else:
+        else:  # a Reduce or Gather, which has one tag
             self.actions += self.buckets.build(i, tags[0])
 
     def await_remaining(self) -> None:

@@ -26,7 +26,8 @@ from raddle.errors import InputError
 from raddle.graph.box import Box, covers
 from raddle.graph.interpret import Pieces
 
-Shapes = Mapping[str, Sequence[int]]  # of all parameters (and buffers), the same on every rank
+# Name -> shape, of all parameters (and buffers); the same on every rank
+Shapes = Mapping[str, Sequence[int]]
 Exchange = Callable[[Any], list[Any]]  # all-gather: takes this rank's object, returns those of all
 Entries = dict[str, Any]  # an optimizer's state of one parameter, or options of a parameter group
 Group = tuple[Entries, Sequence[str]]  # options (lr, betas, ...), and names of its parameters
@@ -299,7 +300,10 @@ def _shape(value: Any) -> tuple[int, ...] | str:
 def _raise_if_different(
     what: str, names: Mapping[str, Any], shapes: Shapes, wrong_shapes: Sequence[str]
 ) -> None:
-    """Raises InputError if names are missing or unexpected, or shapes wrong; lists up to three problems."""
+    """Raises InputError if names are missing or unexpected, or shapes wrong; lists up to three problems.
+
+    what: begins the message. names: those that were given, as keys; shapes: those that are needed.
+    """
     problems = [f"'{name}' is missing" for name in shapes if name not in names]
     problems += [f"'{name}' is unexpected" for name in names if name not in shapes]
     problems += wrong_shapes

@@ -81,6 +81,7 @@ class CodeGenerator:
             if self.device not in cell.devices:
                 continue
             boxes = [tiles[p].box for p in cell.parts]
+            # For each tile, the variables that hold the tensors of its partial result
             parts = [
                 [
                     writer.region_variable((op.name, p, k), cell.box)
@@ -133,10 +134,13 @@ class CodeGenerator:
                 ]
             else:
                 into = list(zip(op.outputs, output_boxes, strict=True))
+            # tensor_attr: an integer that the function gets as an argument, as it differs between operators
+            # that are otherwise equal; None: the operator has none
             number_to_pass, op_to_run = tensor_attr(op), self._as_planned(op)
             if number_to_pass is not None:
                 arguments.append(writer.number_variable(number_to_pass))
             run = make_kernel(op_to_run, tile.box, self.place)
+            # key: equal for equal kernels; functions whose calls have equal keys are compiled only once
             key = kernel_key(op_to_run), tile.box
             writer.add_call(run, ", ".join(arguments), into, key=key)
 
@@ -165,7 +169,9 @@ class CodeGenerator:
     def _write_fused(self, fused: FusedCall, *, in_place: bool) -> None:
         """Writes one native call in place of the operators of a composite."""
         boxes = native_call_boxes(self.variant, self.device, fused)
-        arguments = ["None" if i is None else self.writer.region_variable(*i) for i in boxes.inputs]
+        arguments = [  # each read is (value, box)
+            "None" if read is None else self.writer.region_variable(*read) for read in boxes.inputs
+        ]
         attrs = {**fused.attrs, "in_place": in_place}
         run, key = FUSED_KERNELS[fused.kind](attrs), (fused.kind, repr(sorted(attrs.items())))
         into = [
@@ -188,7 +194,8 @@ def _untrimmed_region(op: Op, box: Box, region: Box, held_boxes: Sequence[Box]) 
     elements in addition to the region can be passed whole; cutting them off would cost a copy. Example:
     windows of 1 row with stride 2 read the rows 0 and 2; a held box with the rows 0 to 3 is passed whole.
     """
-    spans = op.space.spans(0, box)  # (low, high) of what the windows cover, including padding
+    # For each dimension of operand 0, (low, high) of what the windows cover, including padding
+    spans = op.space.spans(0, box)
     strides = (1, 1, *op.attrs["stride"])  # samples and channels have none
     for piece in held_boxes:
         excess = [a - b for a, b in zip(piece.hi, region.hi, strict=True)]

@@ -39,9 +39,10 @@ class MessagePart(NamedTuple):
 class Delivery:
     """Says how one kind of messages is packed and delivered. The base class is for signals: no data."""
 
+    # What it means if they are True:
     fills_slots = False  # a received box fills a slot, which is emptied after its last use
     completes_values = False  # brings complete values, which may update buffers
-    sends_gradients = False  # sends gradients of slots; the sender then clears them
+    sends_gradients = False  # sends gradients of slots; the sender clears them after sending
     only_with_update = False  # not sent in steps without an update (gradient accumulation)
     needs_copy = False  # the tensor is changed in place later, so a copy is sent
 

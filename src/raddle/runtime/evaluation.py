@@ -44,7 +44,9 @@ class Evaluation:
         self.shapes = [tuple(t.shape) for t in batch]
         self.graph = capture_for_evaluation(setup.model, inputs, setup.loss)
         if self.graph.loss is None:
-            raise InputError("the module gives no loss: pass loss=... to parallelize, to evaluate.")
+            raise InputError(
+                "the module gives no loss: to evaluate it, pass loss=... to parallelize."
+            )
         # adapt: transfers the tiles of the training plan to the operators of this graph
         program = lower(self.graph, adapt(setup.plan, setup.graph, self.graph), train=False)
         check(program)

@@ -3,7 +3,7 @@
 Each segment has its own autograd graph, so gradients pass between segments only through slots and messages.
 Three rules keep the numbers right:
 
-- the buffer of a received message belongs to the executor: transports write into it unseen by autograd;
+- no transport writes again into a received message that is in use: autograd would not see the change;
 - a gradient from autograd may share memory with other tensors: it is copied before it is changed;
 - a tensor that autograd may have saved for a backward is never changed in place.
 
@@ -189,7 +189,7 @@ class Executor:
         return [(s, self.slots[s.slot]) for s in self.rank_actions.sources_with_role("parameter")]
 
     def updated_parameters(self) -> list[tuple[SlotSource, torch.nn.Parameter]]:
-        """Returns the parameters, or slices of parameters, that the optimizer of this rank updates."""
+        """Returns the parameters, or slices or shards of them, that the optimizer of this rank updates."""
         if self.parameter_sync is not None:
             return self.parameter_sync.updated
         by_slot = {s.slot: (s, p) for s, p in self.parameters()}

@@ -120,6 +120,7 @@ class FunctionWriter:
         if existing is not None:
             return existing
         computed = self.computed.get(tensor_id, [])
+        # All boxes of the tensor: first those that the function has computed, then its arguments
         boxes = [box for box, _ in computed] + [
             box
             for box in self.held_boxes(tensor_id)

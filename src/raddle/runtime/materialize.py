@@ -161,9 +161,8 @@ def _visit(
     with _restored_afterwards(model):
         for index, (path, _) in enumerate(model.named_modules()):
             if path in needed:
-                # Consecutive seeds, so that no two modules of a model share one. With the
-                # factor (of Knuth's multiplicative hash), the seeds for neighbouring values of `seed`
-                # do not overlap.
+                # Modules have consecutive seeds, so that no two of a model share one. With the factor (of
+                # Knuth's multiplicative hash), the seeds for neighbouring values of `seed` do not overlap.
                 torch.default_generator.manual_seed((seed * 0x9E3779B1 + index) % 2**32)
                 _initialise(model, path, meta[path], wanted, visit)
 

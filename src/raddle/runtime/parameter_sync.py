@@ -151,15 +151,18 @@ class ParameterSync:
     def submit(self, slot: int, gradient: Tensor) -> None:
         """Submits the complete gradient of the parameter in a slot. The caller must not change it later."""
         assert self.synchroniser is not None
-        numbers = self.rank_slices.slices_by_slot[slot]
-        self._pending[slot] = list(dict.fromkeys(self.rank_slices.bundle_of[n] for n in numbers))
+        slice_numbers = self.rank_slices.slices_by_slot[slot]
+        self._pending[slot] = list(
+            dict.fromkeys(self.rank_slices.bundle_of[n] for n in slice_numbers)
+        )
         if self.rank_slices.sync.collective:  # a copy, as all-reduces work in place
             self._gradients[slot] = gradient.detach().clone(memory_format=torch.contiguous_format)
             return
         gradient = resolve_conj_and_neg(gradient.detach()).contiguous()
-        for number in numbers:
+        for slice_number in slice_numbers:
+            # (bundle, its gradient), if the gradients of all its slices are there now
             complete = self.rank_slices.gathering.add(
-                number, self.rank_slices.cut(number, gradient)
+                slice_number, self.rank_slices.cut(slice_number, gradient)
             )
             if complete is not None:
                 self.synchroniser.submit(*complete)

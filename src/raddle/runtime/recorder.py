@@ -1,7 +1,7 @@
 """Records when a rank carries out its actions, for traces (measured_trace.py).
 
-Times are read from the host's clock. On a GPU, the host waits for the GPU after each recorded action. So
-times are those of the GPU, but kernel launches no longer overlap with computation while the recorder is
+Times are read from the host's clock. On a GPU, the host waits for the GPU after each run, wait and update.
+So times are those of the GPU, but kernel launches no longer overlap with computation while the recorder is
 on.
 """
 
@@ -39,7 +39,7 @@ class RecordedInterval(NamedTuple):
     # Of a run: "forward", "backward", ...; of a message: its kind; else "update", "reduce" or "gather"
     phase: str
     step: int
-    micro: int  # micro-batch; -1: none
+    micro: int  # micro-batch; -1: none; of an update: 0
     start: float  # seconds of this rank's clock
     end: float
     nbytes: int = 0  # of a message, or of the full buffer of a collective

@@ -26,7 +26,7 @@ class ResizedStep:
 
     def __init__(self, setup: Setup, training: Executor, samples: int) -> None:
         self.setup, plan = setup, setup.plan
-        count = min(plan.microbatches, samples)
+        count = min(plan.microbatches, samples)  # of micro-batches; each has at least one sample
         # A schedule of several lines is not a name: it lists the actions of each worker.
         if count != plan.microbatches and plan.schedule and "\n" in plan.schedule:
             raise InputError(

@@ -101,9 +101,10 @@ class TrainingState:
         ]
         boxes, aliases = _boxes_by_name(sources), setup.graph.aliases
         pieces = cut_state(state, boxes, shapes, aliases, device=setup.place)
-        first_names = {aliases.get(name, name): name for name in state}
+        # First name of a tensor -> its name in the state
+        given_names = {aliases.get(name, name): name for name in state}
         self._untrained_parameters = {
-            name: state[name if name in state else first_names[name]].detach().cpu().clone()
+            name: state[name if name in state else given_names[name]].detach().cpu().clone()
             for name in self._untrained_parameters
         }
         with torch.no_grad():

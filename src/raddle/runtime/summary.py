@@ -127,7 +127,7 @@ def _lines(r: Mapping[str, Any]) -> Iterator[str]:
         ratio = r["step_ms"] / r["predicted_ms"]
         yield f"predicted  {r['predicted_ms']:.3f} ms on {r['cluster']}: measured is {ratio:.2f}x of it"
     if r["compile_s"]:
-        yield f"compiled   in {r['compile_s']:.1f} s, before the steps that were measured"
+        yield f"compiled   in {r['compile_s']:.1f} s, not counted in the times of steps"
     yield f"loss       {r['loss_first']:.6g} -> {r['loss_last']:.6g}"
     if r["groups"]["count"]:
         groups = r["groups"]

@@ -65,7 +65,7 @@ def parallelize(
     model: its tensors are copied, not changed; leave it on the CPU, or a GPU holds its parameters twice.
         It may be on the meta device; then it is initialised layer by layer, so that a rank never holds more
         than its own tiles and one layer.
-    plan: a plan, or the path of its file.
+    plan: a plan, the path of its file, or the content of its file as a dict.
     optimizer: called with this rank's parameters; returns any elementwise optimizer of torch.optim.
     loss: called as `loss(output, *targets)`; must be the loss that the plan was made with.
     graph: the captured graph, if the plan does not describe its inputs.
@@ -311,7 +311,7 @@ class Trainer:
         self.step_runner.set_seed(state["seed"])
 
     def _refuse_unfinished(self, steps: int) -> None:
-        """Raises InputError if gradients have been accumulated since the last update: a state has none."""
+        """Raises InputError if gradients were accumulated since the last update: they are not saved."""
         if steps % self.step_runner.accumulate:
             raise InputError(
                 f"step {steps} is in the middle of {self.step_runner.accumulate} that are accumulated, and "

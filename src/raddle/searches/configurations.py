@@ -49,8 +49,9 @@ class MemberTiling(NamedTuple):
 
     op: Op
     cuts: tuple[Cuts, ...]  # cut points of each dimension
-    positions: tuple[int, ...]  # device of each tile, as a position in Configuration.devices
-    copies: int  # of each tile
+    # For each tile, in row-major order, the devices of its copies, as positions in Configuration.devices.
+    positions: tuple[int, ...]
+    copies: int  # number of copies of each tile
 
 
 def tiles(group: Group, configuration: Configuration) -> dict[str, Tiling]:

@@ -139,7 +139,8 @@ def place_batch_independent(
 def _grid_as_read(op: Op, output: int, reader: Op, operand: int, tiling: Tiling) -> Grid:
     """Returns the grid of an operator that gives each device the part that one reader reads there.
 
-    If the reader's tiles read the same elements, each of the reader's devices gets a whole copy.
+    If the reader's tiles do not cut the output into disjoint parts, in the order of its dimensions, each of
+    the reader's devices gets a whole copy.
     """
     whole_copies = copies(op, sorted(set(tiling.devices)))
     if not isinstance(tiling, Grid) or tiling.copies > 1:
@@ -151,7 +152,7 @@ def _grid_as_read(op: Op, output: int, reader: Op, operand: int, tiling: Tiling)
         if index.plain_dim is not None
     }
     cut_dims = [r for r, parts in enumerate(tiling.parts) if parts > 1]
-    op_dims = [dims.get(r, -1) for r in cut_dims]
+    op_dims = [dims.get(r, -1) for r in cut_dims]  # -1: r does not index the output, or not alone
     splittable = all(d >= 0 and not op.space.dims[d].unsplittable for d in op_dims)
     if not splittable or op_dims != sorted(op_dims):  # row-major order of the devices would differ
         return whole_copies

@@ -1,4 +1,6 @@
-"""Finds groups: operators that a search splits together, since they work element by element on each other.
+"""Finds groups: operators that a search splits together.
+
+Most members of a group read the result of another member element by element:
 
     conv - moments - batch norm - relu        one group; the convolution is its anchor (its main operator);
                                               moments are mean and variance
@@ -202,7 +204,7 @@ def _join_readers(graph: Graph, members: Memberships) -> None:
                 break  # the group `target` does not read this operator: it remains in its group
             reader, operand, output = first_read
             members[op.name] = (target, Member(op, BEFORE, reader.name, operand, output))
-        else:
+        else:  # the whole group has joined
             groups[target] = group_ops + groups[target]
 
 

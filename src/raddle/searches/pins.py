@@ -58,7 +58,7 @@ def read_pin(text: str) -> Pin:
     part_count = math.prod(n for _, n in parts)
     if devices and len(devices) != part_count:
         raise InputError(
-            f"the pin '{text}' has {part_count} parts on {len(devices)} devices: name one device a part."
+            f"the pin '{text}' has {part_count} parts on {len(devices)} devices: name one device for each."
         )
     return Pin(pattern.strip(), tuple(parts), devices)
 
@@ -99,13 +99,13 @@ def _configuration(group: Group, pin: Pin, device_count: int) -> Configuration:
         size = group.sizes[group.letters.index(letter)]
         if count > size:
             raise InputError(
-                f"the pin '{pin}' cuts {letter} of '{group.name}' into {count} parts, but it has {size}."
+                f"the pin '{pin}' cuts {letter} of '{group.name}' into {count} parts: {size} are the most."
             )
     total = math.prod(parts_of.values())
     devices = pin.devices or tuple(range(total))
     if total > device_count or max(devices) >= device_count:
         raise InputError(
-            f"the pin '{pin}' needs {max(total, max(devices) + 1)} devices of {device_count}: "
-            "use a larger cluster or fewer parts."
+            f"the pin '{pin}' needs {max(total, max(devices) + 1)} devices and the cluster has "
+            f"{device_count}: use a larger cluster or fewer parts."
         )
     return Configuration(tuple(parts_of.get(letter, 1) for letter in group.letters), devices)

@@ -1,9 +1,9 @@
 """The space of plans that a search visits: a plan is one configuration for each group of operators.
 
 PlanSpace turns configurations into tiles and back, lists the choices of a group, and knows which groups are
-neighbours. A group is operators that are split together; its first member is the anchor (groups.py). A
-configuration has the group's degrees, which are the numbers of parts of each letter, and its devices
-(configurations.py). Batch-independent operators read no samples and are in no group (grids.py).
+neighbours. A group is a set of operators that are split together; its first member is the anchor
+(groups.py). A configuration has the group's degrees, which are the numbers of parts of each letter, and its
+devices (configurations.py). Batch-independent operators read no samples and are in no group (grids.py).
 """
 
 # g: index of a group; a list of configurations has one configuration for each group
@@ -141,7 +141,10 @@ class PlanSpace:
 
     @cached_property
     def shares(self) -> tuple[int, ...]:
-        """Samples for each device in proportion to its speed; () if all devices are of one kind."""
+        """Samples for each device in proportion to its speed.
+
+        () if all devices are of one kind, or if there are fewer samples than devices.
+        """
         if self.cluster.homogeneous or self.graph.batch < self.device_count:
             return ()
         return proportional_shares(self.graph.batch, self.speeds)
@@ -185,7 +188,7 @@ class PlanSpace:
 
     @cached_property
     def sharing_weights(self) -> list[list[int]]:
-        """For each group, the groups that read one of its parameters, itself included."""
+        """For each group, the groups that read one of its parameters, itself included; [] without any."""
         users: dict[str, list[int]] = {}  # by parameter, the groups that read it
         for g, group in enumerate(self.groups):
             for name in self._parameters_read(group):

@@ -49,8 +49,8 @@ def plan_for(
     model: the name by which the model can be loaded again, stored in the plan.
     batch: the number of samples in the global batch; None: the batch of the graph.
     bn: the samples over which batch norm takes its statistics (Settings.bn).
-    sync: a sync kind of plans/sync/. With "auto", the method `auto` takes P3 or smaller buckets if they are
-        faster; all other methods all-reduce.
+    sync: a sync kind of plans/sync/. With "auto", the method `auto` takes P3, HSDP or smaller buckets if
+        they are faster (choose_sync.py); all other methods all-reduce.
     recompute: activation checkpointing in this many blocks; None: the method decides.
     budget: seconds that a search takes, roughly. seed: the seed of the search's random numbers.
     pins: splits that the search must not change, as in "features.*=n/16".

@@ -97,7 +97,7 @@ class SearchResult:
     accepted: int = 0  # number of proposals that they accepted
     # Why the search ended: "proposals", "no improvement", "budget", "interrupt" and others.
     stopped: str = ""
-    history: tuple[BestSoFar, ...] = ()
+    history: tuple[BestSoFar, ...] = ()  # a point for each improvement of the best time
     recompute: int | None = None  # number of blocks for activation checkpointing
     pipeline: PipelineResult | None = None  # None: no stages and micro-batches
     # By operator, the devices that merge its partial sums, if the search has chosen them (Plan.sums).

@@ -41,7 +41,8 @@ def with_slice_order(
     # Tasks without a link start when they are ready: they say nothing about the order.
     uses_link = (tasks.first_resource >= 0) | (tasks.second_resource >= 0)
     np.minimum.at(first_start, tasks.instruction[uses_link], timeline.start[uses_link])
-    # (nanoseconds of the start, position in the program, bundle number) of each all-reduce.
+    # (nanoseconds of the start, position in the program, bundle number) of each all-reduce. regions: by
+    # parameter, its slices in the bundle.
     slice_starts = [
         (
             int(first_start[position]),

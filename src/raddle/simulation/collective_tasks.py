@@ -3,10 +3,11 @@
 The devices (members) that take part in a collective together are listed as a ring. Each member is one task,
 which holds the links from this member to the next. All tasks of a ring become ready together, when its last
 member is ready, and have the same duration: that of the fastest algorithm, which may be another than a ring
-(costs/collectives.py). For an all-reduce, a member is ready when its gradients are complete, unless
-communication takes device time or slices keep the program's order; then, and for a reduce-scatter or
-all-gather, when it has done everything before it in the program. For an all-reduce over
-replicas of shards (HSDP), it has also received the sums of the reduce-scatter.
+(costs/collectives.py). A member is ready when all instructions that the collective waits for have ended on
+it: its gradients are complete or, for an all-reduce over replicas of shards (HSDP), the sums of the
+reduce-scatter are there. It must also have done everything before the collective in the program. Only an
+all-reduce that is not over replicas need not wait for that, if communication takes no device time (host
+overhead) and slices need not keep the program's order.
 """
 
 # a, b: neighbours in a ring; d: a device

@@ -150,8 +150,8 @@ class Timeline:
     def breakdown(self) -> list[dict[str, float]]:
         """Returns by device the seconds of an average step: "compute", "exposed" communication, "idle".
 
-        Communication is exposed while the device does not compute and a message to it is being sent, is in
-        flight or waits for a link.
+        Communication is exposed while the device does not compute and a message to it, or its part of a
+        collective, is being sent, is in flight or waits for a link.
         """
         total = self.step_ends[-1] / 1e9 / self.program.plan.steps
         return [

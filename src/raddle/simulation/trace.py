@@ -3,7 +3,7 @@
 The trace has a process for each device, with a lane of its computations and a counter of its memory, and a
 process "links" with a lane for each link. A lane is a row of the viewer (a thread of the trace format). An
 arrow leads from the computation before a message to the computation that waits for it. A message that
-holds two links appears in both lanes, for as long as it holds them: not while it is in flight.
+holds two links appears in both lanes, for as long as it holds them; its latency after that is not drawn.
 
 An event is a dict with the keys of the trace format: "ph" is its type ("X" an interval, "C" a counter),
 "pid" the process, "tid" the lane, "ts" the start and "dur" the duration, both in microseconds.

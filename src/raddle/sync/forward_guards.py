@@ -2,8 +2,8 @@
 
 With guards a step can end before its updates have arrived (P3). A parameter is unguarded if it is
 read before a guard has waited for it: by a parent module that uses it directly, in a compiled graph, or
-outside of the model. The first step, in which no update is pending yet, finds these parameters. `step()`
-waits for them instead.
+outside of the model. The first step, in which no update is pending yet, finds these parameters. For them,
+the optimizer's `step()` waits instead (SlicedMechanism in sliced_mechanism.py).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from torch.utils.hooks import RemovableHandle
 class ForwardGuards:
     """The guards of all modules of a model.
 
-    index_by_id: id(parameter) -> its index. wait(index): waits for a parameter; SlicedMechanism sets it
-    at the end of the first step, and until then no guard waits.
+    A parameter is identified by its index in the list of trained parameters (trained_parameters.py).
+    index_by_id: id(parameter) -> its index. wait(index): waits for a parameter. It is None, and no guard
+    waits, until SlicedMechanism (sliced_mechanism.py) sets it at the end of the first step.
     """
 
     def __init__(self, model: nn.Module, index_by_id: Mapping[int, int]) -> None:

@@ -2,7 +2,7 @@
 
 A slice is a range of rows of one parameter: `locations[number]` says which, for the slice with that number.
 A bundle is slices that are synchronised together (program/parameter_slices.py); each bundle is an `Item`.
-A parameter is identified by its index in `TrainedParameters.parameters`, an item by its number.
+A parameter is identified by its index (trained_parameters.py), an item by its number.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class ParameterSlices:
         # Only slices with equal keys (holders, dtype) are joined.
         keys = [(everyone, parameters[self.locations[n][0]].dtype) for n in by_urgency]
         joined = join_slices([elements[n] for n in by_urgency], keys, sync.bundle_limit)
-        # For each item its slices, those of the most urgent parameter first
+        # For each item its slices, those of the most urgent parameter first. Items are in the order of the
+        # number of their first slice.
         self.slices_of_item = sorted([by_urgency[k] for k in members] for members in joined)
         totals = [sum(elements[n] for n in members) for members in self.slices_of_item]
         # For each item its server; -1: all ranks update it. All ranks have a copy of each item.

@@ -194,7 +194,10 @@ class ServerSynchroniser:
         self._outgoing.wait_until_sent()
 
     def finish(self) -> None:
-        """Ends a step. There is nothing to do: servers update when gradients arrive."""
+        """Ends a step. Only CollectiveSynchroniser has something to do then.
+
+        Here servers update when gradients arrive or, with a barrier, the caller does after `sums`.
+        """
 
     def admit(self, clock: int) -> None:
         """Raises the clock up to which updates may happen."""

@@ -75,8 +75,9 @@ class SlicedMechanism(Mechanism):
             self.updates.wait(index)
 
     def average(self, reason: str) -> None:
+        """Raises, because gradients of this step have left p.grad already."""
         raise RuntimeError(
-            f"{reason}, and with sync '{self._sync_text}' those of this step have left already: "
+            f"{reason}, and with sync '{self._sync_text}' those of this step have left p.grad already: "
             "wrap with barrier=True"
         )
 

@@ -39,8 +39,8 @@ class SlicedOptimizer:
 
     def __init__(
         self, slices: ParameterSlices, optimizer: Optimizer,
-        rows_by_item: Mapping[int, Sequence[Tensor]], *, times: int = 1, may_be_absent: Callable[[int],
-        bool] = lambda number: True,
+        rows_by_item: Mapping[int, Sequence[Tensor]], *, times: int = 1,
+        may_be_absent: Callable[[int], bool] = lambda number: True,
     ) -> None:  # fmt: skip
         # Number of a slice -> the rows that are updated
         self.parameters = {
@@ -58,9 +58,8 @@ class SlicedOptimizer:
                 {n: [self.parameters[s] for s in slices.slices_of_item[n]] for n in rows_by_item},
                 times=dict.fromkeys(rows_by_item, times),
             )
-        self._step_settings: list[
-            dict[str, Any]
-        ] = []  # of each parameter group, in the current step
+        # The settings of each parameter group in the current step
+        self._step_settings: list[dict[str, Any]] = []
 
     def __call__(self, number: int, clock: int, gradient: Tensor) -> None:
         """Updates the slices of an item of which a rank had a gradient; gradient: the sum over ranks."""

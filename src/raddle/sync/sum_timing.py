@@ -49,7 +49,7 @@ class AllReduceCost(NamedTuple):
     """The time that an all-reduce takes: latency + per_element * elements."""
 
     latency: float  # seconds
-    per_element: float  # seconds
+    per_element: float  # seconds for each element
 
     def seconds(self, elements: int) -> float:
         """Returns the time of an all-reduce of so many elements."""

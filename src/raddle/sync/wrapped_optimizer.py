@@ -180,7 +180,8 @@ class Optimizer(torch.optim.Optimizer):
 
         bytes, messages: sent or all-reduced so far. overtaken: how many messages left before an older one.
         waited: seconds so far; sliced: {parameter: seconds}, the longest; bucketed: {"sums": seconds}.
-        unguarded: parameters for which `step` waits, because no module does.
+        unguarded: parameters for which `step` waits, because no module does. With servers there are also
+        busy: seconds spent in sending, and longest: the most messages that were in a queue.
         """
         return {
             "sync": self._sync_text, "barrier": self.barrier, "steps": self._steps,

@@ -144,7 +144,7 @@ class Transport(Prepared, Protocol):
     # "all_gather" and "reduce_scatter".
     collective_bytes: dict[tuple[str, tuple[int, ...]], int]
     shards: ShardTransfers  # all-gathers and reduce-scatters
-    timeout: float  # seconds after which any wait fails
+    timeout: float  # seconds after which a wait fails (with NCCL: see failures.py)
 
     @property
     def failures(self) -> FailureStatus:

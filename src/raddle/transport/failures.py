@@ -19,8 +19,9 @@ GRACE = 3.0  # seconds to wait, after a connection breaks, for the report that e
 class Failures:
     """The failures that one rank knows of.
 
-    timeout: seconds after which any wait fails. limited: whether torch.distributed is given this limit for
-    each wait; with NCCL it is not, because the wait would then block the host.
+    timeout: seconds after which a wait fails. limited: whether torch.distributed is given this limit for
+    each wait. With NCCL it is not, because the wait would then block the host; NCCL's watchdog stops an
+    operation that takes longer than the time-out of its process group, which is the same.
     """
 
     def __init__(self, rank: int, timeout: float, *, limited: bool) -> None:
@@ -32,7 +33,7 @@ class Failures:
         self.set_timeout(timeout)
 
     def set_timeout(self, seconds: float) -> None:
-        """Sets the seconds after which any wait fails."""
+        """Sets the seconds after which a wait fails."""
         self.timeout = seconds
         # The arguments of torch's Work.wait.
         self.wait_args = (timedelta(seconds=seconds),) if self._limited else ()

@@ -16,7 +16,7 @@ from raddle.transport.thread_transport import Hub
 
 
 def join(device: torch.device, backend: str | None = None, timeout: float = 300.0) -> Transport:
-    """Returns this process's transport; timeout: seconds after which any wait fails."""
+    """Returns this process's transport; timeout: seconds after which a wait fails."""
     if is_single_process():
         # One rank as a thread, this one: it needs no torch.distributed, port or further thread.
         return Hub(1, timeout).transport(0)

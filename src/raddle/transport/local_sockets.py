@@ -68,6 +68,7 @@ class LocalSockets:
     def _read_once(self, seconds: float, wanted: tuple[int, int] | None) -> bytes | None:
         """Returns the wanted content if it is here; else reads once, or waits for the thread that reads.
 
+        After a read or a wait it returns None, even if the content has arrived: the next call returns it.
         wanted: (source rank, tag), or None to read only. seconds: the longest wait.
         """
         with self._changed:

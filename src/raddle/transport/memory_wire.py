@@ -1,6 +1,7 @@
 """A wire between threads, each of which is a rank. A wire sends slices of parameters by priority (wire.py).
 
-A frame is the header of a message. `limits`: by number of a slice, the largest payload in bytes.
+A frame is the header of a message. `limits`: by number of an item (a slice, or several slices that are sent
+together), the largest payload in bytes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A transport whose ranks are processes that use torch.distributed, with NCCL or gloo.
 
-A `FailureChannel` informs all ranks of a failure; then process groups are aborted and all waits raise.
-Sizes and dtypes of messages are not checked here: gloo aborts the process if a message is longer than its
-buffer, fills only a part of the buffer if it is shorter, and ignores dtypes. The program is checked
-instead, before it runs.
+`Failures` (failures.py) informs all ranks of a failure; then process groups are aborted, and all waits
+raise. Sizes and dtypes of messages are not checked here: gloo aborts the process if a message is longer
+than its buffer, fills only a part of the buffer if it is shorter, and ignores dtypes. The program is
+checked instead, before it runs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ from raddle.transport.wire import Wire
 class ProcessTransport(ReportsFailures):
     """The transport of this process. It joins the user's process group, or torchrun's job if there is none.
 
-    timeout: seconds after which any wait fails.
+    timeout: seconds after which a wait fails; with NCCL: see failures.py.
+
+    `Transport` in base.py explains the methods. A message goes from `send` to `receive`, or from `post` to
+    `expect`, which use shared memory on one machine; with NCCL, `flush` starts the messages.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class ProcessTransport(ReportsFailures):
         self._groups = groups = ProcessGroups(device, backend, timeout)
         self.rank, self.size, self.early_receives = groups.rank, groups.size, groups.early_receives
         self.timeout = timeout  # seconds
-        # limited: waits have a time limit with gloo only; early_receives is True with gloo alone.
+        # limited: torch.distributed gets the limit of a wait with gloo only, where early_receives is True.
         self.failures = Failures(self.rank, timeout, limited=groups.early_receives)
         self._collectives = ProcessCollectives(groups, self.failures)
         self._wire: Wire | None = None

@@ -98,6 +98,7 @@ class SharedAreas:
                 os.close(opened)
             memory = self._mapped_files[pid, file]
         content = (ctypes.c_char * nbytes).from_buffer(memory, offset + HEADER_BYTES)
+        # When the tensor is freed, this sets memory[offset], the first byte of the header, to FREE.
         weakref.finalize(content, memory.__setitem__, offset, FREE).atexit = False
         return torch.frombuffer(content, dtype=dtype)
 
@@ -149,5 +150,6 @@ class ReceivePool:
         free = self._free.setdefault(nbytes, [])
         memory = free.pop() if free else mmap.mmap(-1, nbytes)
         content = (ctypes.c_char * nbytes).from_buffer(memory)
+        # When the tensor is freed, this puts its memory back into the pool.
         weakref.finalize(content, free.append, memory).atexit = False
         return torch.frombuffer(content, dtype=dtype)

@@ -44,7 +44,8 @@ class SocketWire:
     """One rank's end. For each peer, one thread sends and another one receives.
 
     all_gather: gathers an object from every rank, to exchange addresses. timeout: seconds to wait for
-    another rank. host: the address to listen at. send_buffer: bytes of the kernel's buffer.
+    another rank. host: the address that other ranks connect to; None: it is found (listener.py).
+    send_buffer: bytes of the kernel's buffer.
     """
 
     def __init__(

@@ -2,8 +2,9 @@
 
 Parameter servers use it (sync/): workers push gradients of slices to servers and pull updated rows.
 
-An item is a slice of a parameter: some of its rows (sync/item.py). A frame is the header of a message; the
-payload follows it. MemoryWire (between threads) and SocketWire (between processes) implement `Wire`.
+An item is a slice of a parameter (some of its rows) or a bundle of slices (sync/item.py). A frame is the
+header of a message; the payload follows it. MemoryWire (between threads) and SocketWire (between processes)
+implement `Wire`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Frame(NamedTuple):
 
     kind: int  # PUSH or PULL
     item: int  # number of the item
-    clock: int  # how many gradients of the item the worker has pushed
+    clock: int  # how many gradients of the item the worker has pushed: 1 with the first
     version: int = 0  # of a pull: how many updates the item has had
 
     def __str__(self) -> str:

@@ -43,7 +43,8 @@ class Substitutes(TorchFunctionMode):
 
     def __init__(self, graph: Graph, seed: int, normalise: Normalise | None = None) -> None:
         super().__init__()
-        # The operators with dropout, attention included, that no call has used yet.
+        # The operators with dropout, attention included, that no call has used yet. "stream": a number of
+        # each dropout, which makes its masks differ from those of the others.
         self.dropout_ops = iter([op for op in graph.ops if "stream" in op.attrs])
         self.seed = torch.tensor(seed)
         self.replacements: dict[Any, Callable[..., Any]] = {
@@ -71,7 +72,7 @@ class Substitutes(TorchFunctionMode):
     def _drop(self, x: Tensor, p: float, kind: str = "dropout") -> Tensor:
         """Apply the next dropout of the graph, with the mask that the runtime computes.
 
-        kind: of the operator that it belongs to.
+        kind: the kind of the operator that has the dropout, "dropout" or "attention".
         """
         op = next(self.dropout_ops, None)
         if op is None or (op.kind, op.attrs["p"], _masked_shape(op)) != (kind, p, tuple(x.shape)):
@@ -104,7 +105,8 @@ class Substitutes(TorchFunctionMode):
             times = query.shape[-3] // key.shape[-3]
             key, value = (x.repeat_interleave(times, -3) for x in (key, value))
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        weights = attention_weights(query, key, attn_mask, 0 if is_causal else None, scale)
+        first = 0 if is_causal else None  # with a causal mask: the number of the first query
+        weights = attention_weights(query, key, attn_mask, first, scale)
         return self._drop(weights, dropout_p, "attention") @ value
 
     def _attention_layer(self, *args: Any, **kwargs: Any) -> Any:

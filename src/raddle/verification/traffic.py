@@ -27,15 +27,15 @@ Group = tuple[Collective, tuple[int, ...]]  # a kind of collective, and the devi
 
 
 def simulate_job(job: Job, steps: int) -> Timeline:
-    """Return a simulation of some steps on the plan's cluster or, if it has none, on `local`.
-
-    The bytes do not depend on the cluster.
-    """
+    """Return a simulation of some steps; the bytes do not depend on the cluster (see `_cluster`)."""
     return simulate(lower(job.graph, replace(job.plan, steps=steps)), _cluster(job.plan))
 
 
 def _cluster(plan: Plan) -> Cluster:
-    """Return the cluster of a plan, or `local` if the plan has none with enough devices."""
+    """Return the cluster of a plan if it has at least as many kinds of devices as the plan has devices.
+
+    Otherwise return `local`. plan.cluster is as in a cluster file: its "devices" are the kinds.
+    """
     if plan.cluster is not None and len(plan.cluster["devices"]) >= plan.devices:
         return Cluster.from_dict(dict(plan.cluster), "the plan's cluster")
     return cluster(f"local:{plan.devices}")

@@ -392,7 +392,7 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
     ),
     "weights where there are none": (
         lambda: with_changed(sample(split_backward=True), runs("fc2", "W"), op=lambda i: "relu"),
-        "the plan has no such part",
+        "the plan does not run it in this phase",
     ),
     # -- replicated loss
     "starts twice": (

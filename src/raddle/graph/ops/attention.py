@@ -2,12 +2,14 @@
 
     y[a.. t c] = q[a.. t K], k[a.. S K], v[a.. S c], mask[a.. t S]      a..: any number of dimensions
 
+t are queries, S keys, K the features of queries and keys, c those of the values.
+
 Samples, heads, queries and the features of the values can be split. With a causal mask a box needs no keys
 after its last query, which the notation says by a table: k[a.. keys(t) K]; causal_attention.py computes it.
 With dropout, the seed of the step is a further operand, and attrs has the probability `p` and the number of
 a random stream (random.py). *Native* dropout is that of the fused kernel, which draws from torch's
 generator, so its masks depend on the tiles. *Exact* dropout (attrs["exact"], exact_dropout_attention.py)
-does not depend on them. t are queries, S are keys.
+does not depend on them.
 
 As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on

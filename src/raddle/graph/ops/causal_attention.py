@@ -26,13 +26,13 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # of queries, keys and v
 def causal_attention(first: int, last: int, keys: int, scale: float, dropout: float) -> Attention:
     """The function that computes causal attention of the queries first:last with the keys 0:keys.
 
-    keys: `last`, or all keys, if there are fewer of them than queries. scale: of the scores. dropout: the
-    probability with which the kernel drops a weight.
+    keys: the number of keys that are read: `last` or, if there are fewer keys, all of them. scale: of the
+    scores. dropout: the probability with which the kernel drops a weight.
     """
     attend = partial(F.scaled_dot_product_attention, dropout_p=dropout, scale=scale)
     if first == 0:
         return partial(attend, is_causal=True)
-    if first >= keys - 1:
+    if first >= keys - 1:  # every query sees all keys
         return attend
     if last <= keys:
         return _lower_right(last - first, keys, attend)

@@ -86,6 +86,7 @@ def _matmul_notation(sig: Signature) -> str:
     taken += c
     out = sig.outputs[0]
     batch = out[: len(out) - len(m) - len(c)]
+    # for x and w: the shape and the letters of the leading dimensions
     pairs = [(s[:-2], names[:-2]) for s, names in zip((x, w), sig.letters, strict=False)]
     a = unique(broadcast_letters([p[0] for p in pairs], [p[1] for p in pairs], batch), taken)
     left = " ".join([*a, *m, *c])

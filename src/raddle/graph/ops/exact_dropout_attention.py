@@ -19,17 +19,18 @@ from raddle.graph.ops.random import drop
 
 def exact_dropout_attention(tile: OperatorTile) -> Kernel:
     """The function that computes a tile of attention with plan-independent dropout."""
-    scale, p, number = (tile.attrs[name] for name in ("scale", "p", "stream"))
+    scale, p, stream_number = (tile.attrs[name] for name in ("scale", "p", "stream"))
     op, out, keys = tile.op, tile.op.space.output_boxes(tile.box)[0], tile.region(1)
     assert keys is not None
     # The weights of the tile are a box of the weights of all queries and keys.
     shape = weights_shape(op)
     box = Box((*out.lo[:-1], keys.lo[-2]), (*out.hi[:-1], keys.hi[-2]))
+    # the number of the first query, which a causal mask needs (attention_weights)
     first = out.lo[-2] if tile.attrs["causal"] else None
 
     def run(
         q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor,
-        stream: Tensor | int = number,
+        stream: Tensor | int = stream_number,
     ) -> Tensor:  # fmt: skip
         weights = attention_weights(q, k, mask, first, scale)
         return drop(weights, seed, box, shape, p, stream) @ v

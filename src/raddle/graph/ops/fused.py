@@ -79,7 +79,7 @@ def _recurrent(call: Callable[..., Any], states: int) -> Callable[[Attrs], Calla
                 operands[steps : steps + states],
                 list(operands[steps + states :]),
             )
-            size = params[1].shape[1]
+            size = params[1].shape[1]  # of the hidden state: params[1] is weight_hh
             state = [
                 x.new_zeros(1, x.shape[1], size) if s is None else s[None] for s in initial_states
             ]

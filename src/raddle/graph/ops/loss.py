@@ -55,9 +55,9 @@ def _declare_elementwise(name: str) -> None:
     def translate(b: Builder, *args: Any, **kwargs: Any) -> Any:
         arguments = arguments_by_name(target, args, kwargs)
         reduction, arguments["reduction"] = arguments["reduction"], NONE
-        by_place = [arguments[a.name] for a in schema if not a.kwarg_only]
-        by_name = {a.name: arguments[a.name] for a in schema if a.kwarg_only}
-        return reduce_loss(b, pointwise(b, target, *by_place, **by_name), reduction)
+        positional = [arguments[a.name] for a in schema if not a.kwarg_only]
+        keywords = {a.name: arguments[a.name] for a in schema if a.kwarg_only}
+        return reduce_loss(b, pointwise(b, target, *positional, **keywords), reduction)
 
 
 for _name in [

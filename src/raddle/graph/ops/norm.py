@@ -173,7 +173,10 @@ def _batch_norm_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _running_statistics_kernel(tile: OperatorTile) -> Kernel:
-    """Returns the kernel of running statistics: p, q from the old a, b and the batch's m, v (biased)."""
+    """Returns the kernel of running statistics: p, q from the old a, b and the batch's m, v (biased).
+
+    The attribute "unbias" is the factor that makes v the unbiased variance.
+    """
     momentum, unbias = tile.attrs["momentum"], tile.attrs["unbias"]
 
     def moving_average(old: Tensor, new: Tensor) -> Tensor:

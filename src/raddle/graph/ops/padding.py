@@ -1,7 +1,7 @@
 """Padding, and copies whose elements come from a table of positions.
 
 pad    y[a b] = x[a b-1]
-take   y[a b] = x[a source(b)]     (reflected and circular padding, flip, roll, repeat)
+take   y[a b] = x[a source(b)]     (all other padding, flip, roll; in shape.py: repeat)
 
 As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on

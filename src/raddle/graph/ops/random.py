@@ -74,7 +74,7 @@ def drop(
 
 
 def _dropout_kernel(tile: OperatorTile) -> Kernel:
-    p, number = tile.attrs["p"], tile.attrs["stream"]
+    p, stream_number = tile.attrs["p"], tile.attrs["stream"]
     shape = tuple(d.size for d in tile.op.space.dims)
     # The dimensions of the mask: some (feature dropout), or None for all.
     mask_dims = tile.attrs["dims"]
@@ -88,7 +88,7 @@ def _dropout_kernel(tile: OperatorTile) -> Kernel:
         )
         shape = tuple(s if d in mask_dims else 1 for d, s in enumerate(shape))
 
-    def run(x: Tensor, seed: Tensor, stream: Tensor | int = number) -> Tensor:
+    def run(x: Tensor, seed: Tensor, stream: Tensor | int = stream_number) -> Tensor:
         return drop(x, seed, box, shape, p, stream)
 
     return run

@@ -119,6 +119,7 @@ def _step(
     """Adds one step of one layer; returns the new states.
 
     Each gate has a linear operator on the input and one on the hidden state; the cell comes after them.
+    name: of the step, such as l0.t3; the names of its operators begin with it.
     """
     size = states[0].shape[-1]
 
@@ -130,6 +131,7 @@ def _step(
         ]
 
     operands = gates("x", x, w.ih, w.b_ih) + gates("h", states[0], w.hh, w.b_hh)
+    # An LSTM's cell also reads its cell state, a GRU's the hidden state.
     operands += {"lstm": states[1:], "gru": states}.get(cell_type.kind, [])
     outputs = [(states[0].shape, x.dtype)] * cell_type.states
     result = b.emit(f"{cell_type.kind}_cell", operands, outputs, suffix=f"{name}.cell")
@@ -192,6 +194,7 @@ def unroll(
                         # Directly before its step: a layer can start before the layer below ends.
                         sequence[t] = dropout(b, sequence[t], p, suffix=f"l{layer}.t{t}.dropout")
                         dropped.add(t)
+                    # r: the reverse direction; first: the number of the step's first operator
                     name, first = f"l{layer}{'r' if direction else ''}.t{t}", len(b.ops)
                     state = _step(b, cell_type, weights[number], sequence[t], state, name)
                     ops += b.ops[first:]

@@ -38,6 +38,7 @@ def _interpolate_kernel(tile: OperatorTile) -> Kernel:
     out, region = tile.op.space.output_boxes(tile.box)[0], tile.region(0)
     assert region is not None
     # Column k has the k-th tap of every output element: positions in the region, and weights.
+    # attrs["taps"]: by spatial dimension and output element, its taps as pairs (position, weight).
     dtype, columns_by_dim = tile.op.dtypes[0], []
     for i, taps in enumerate(tile.attrs["taps"]):
         box_taps = [list(t) for t in taps[out.lo[2 + i] : out.hi[2 + i]]]

@@ -176,7 +176,7 @@ def _slice_notation(sig: Signature) -> str:
 
 def _slice_kernel(tile: OperatorTile) -> Kernel:
     dim, step = tile.attrs["dim"], tile.attrs["step"]
-    if step == 1:
+    if step == 1:  # the region that the tile reads is the slice
         return lambda x: x
     index = (slice(None),) * dim + (slice(None, None, step),)
     return lambda x: x[index]
@@ -227,6 +227,7 @@ def _select_notation(sig: Signature) -> str:
     return f"y[{' '.join(letters)}] = x[{' '.join(indices)}]"
 
 
+# The region that a tile reads has only the selected index, so it is at position 0.
 declare(
     "select",
     _select_notation,
@@ -366,7 +367,7 @@ def _translate_meshgrid(b: Builder, tensors: Sequence[Value], *, indexing: str =
     order = list(range(len(tensors)))
     if indexing == "xy" and len(order) > 1:
         order[:2] = [1, 0]
-    shape = [(*tensors[d].shape, 1)[0] for d in order]
+    shape = [(*tensors[d].shape, 1)[0] for d in order]  # a scalar counts as one element
     # for each tensor, its shape before the expansion: its length at its own dimension (-1), else 1
     rows = [[-1 if o == d else 1 for o in order] for d in range(len(tensors))]
     return tuple(

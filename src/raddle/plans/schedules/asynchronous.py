@@ -61,7 +61,7 @@ def versions_used(
     """Returns, by (stage, micro-batch), the version that its forward and its backward use.
 
     version_rule: `latest`: with all updates that the worker has made before the forward; `2bw`: version
-    k - 1 in step k.
+    k - 1 in step k (0 in step 0).
     """
     if version_rule not in ("latest", "2bw"):
         raise InputError(f"there is no rule {version_rule!r} for versions: use latest or 2bw.")

@@ -43,7 +43,7 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
     .. F0 F1 .. B0 F2 B1 F3 B2 .. B3 ..
     .. .. F0 B0 F1 B1 F2 B2 F3 B3 .. ..
 
-    Differs from the paper: nothing. With M < P, a worker starts with M forwards.
+    Differs from the paper: nothing. Worker s starts with P - s forwards, or with M if there are fewer.
     """
     return Schedule(
         tuple(
@@ -112,6 +112,7 @@ NAMED = (
         allows_replicas=True,
     ),
     NamedSchedule(
+        # with one stage on each worker it is 1F1B; make_chunked: with several
         "interleaved", one_f_one_b,
         "1F1B with several stages on each worker: a smaller bubble, more messages",
         make_chunked=interleaved,

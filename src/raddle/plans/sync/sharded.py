@@ -51,10 +51,11 @@ class Zero3(Sharded):
 def _parse(options: Sequence[str]) -> Sync:
     others, after_backward = split_after(options)
     groups = [option for option in others if option.startswith(GROUP)]
-    stages = [option for option in others if option not in groups]  # "parameters": ZeRO-3
-    for repeated in (*groups[1:], *stages[1:]):
+    # What is left can only be "parameters", which means ZeRO-3.
+    zero3 = [option for option in others if option not in groups]
+    for repeated in (*groups[1:], *zero3[1:]):
         raise UnreadableOption(repeated)
-    if stages and after_backward:
+    if zero3 and after_backward:
         raise UnreadableOption(AFTER)
     group_size = int(groups[0].removeprefix(GROUP)) if groups else 0
     if groups and group_size < 2:
@@ -62,7 +63,7 @@ def _parse(options: Sequence[str]) -> Sync:
             f"sync has {groups[0]}, but parameters are sharded among two devices or more: use group=2 or "
             "a larger number, or the sync allreduce."
         )
-    if stages:
+    if zero3:
         return Zero3(group_size=group_size)
     return Sharded(after_backward=after_backward, group_size=group_size)
 

@@ -1,6 +1,7 @@
 """Checks that gradients are sent after the whole backward, where the sync kind says so (option `after`).
 
-Otherwise a rank would send during its backward, and the simulation would time a step that is not run.
+Otherwise ranks would send gradients during the backward, or the simulation, which only follows `deps`,
+would start to send them earlier than the ranks do.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 def check_collective_order(program: Program) -> None:
-    """Checks that every device enters what it takes part in, and the orders of all devices agree."""
+    """Checks that every device enters what it takes part in, and that the orders of all agree."""
     for entry in entries(program):
         i = program.instructions[entry.instruction]
         left_out = set() if isinstance(i, Move) else set(entry.devices) - set(i.devices)
@@ -97,8 +97,8 @@ def check_orders(program: Program, by_device: Mapping[int, Sequence[Entry]]) -> 
     waiting = find_deadlock(by_device)
     if waiting:
         places = ", ".join(
-            f"device {d} in {describe(e.instruction, program.instructions[e.instruction])}"
-            for d, e in waiting.items()
+            f"device {d} in {describe(entry.instruction, program.instructions[entry.instruction])}"
+            for d, entry in waiting.items()
         )
         raise InputError(
             f"devices wait for each other for ever, {places}: all must enter collectives and batches of "
@@ -109,7 +109,7 @@ def check_orders(program: Program, by_device: Mapping[int, Sequence[Entry]]) -> 
 def find_deadlock(by_device: Mapping[int, Sequence[Entry]]) -> dict[int, Entry]:
     """Returns a ring of devices, each of which waits for the next, with what each waits in; empty: none.
 
-    Entries are completed one by one: one that is the next of all its devices.
+    Entries are completed one by one, each when it is the next entry of all its devices.
     """
     done = dict.fromkeys(by_device, 0)  # by device, how many entries are complete
     # By instruction and place of an entry that is not complete, how many devices are in it.

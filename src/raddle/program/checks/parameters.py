@@ -219,7 +219,7 @@ class _ParameterReplay:
         if not on_server:
             return [number]
         if len(pulls) != 1 or pulls[0][0] < number:
-            self._refuse(number, "what it gives is not sent to the other holders after it.")
+            self._refuse(number, "its result is not sent to the other holders after it.")
         n, pull = pulls[0]
         check_waits_for(self.program, n, [number])
         if not (isinstance(pull, Move) and _messages_bring(pull.messages, on_server, push=False)):

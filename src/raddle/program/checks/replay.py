@@ -69,7 +69,7 @@ def _replay(facts: VariantFacts, key: Key, progress: ReplayProgress) -> None:
         i = facts.program.instructions[number]
         if isinstance(i, Run):
             if i.phase not in facts.phases(facts.ops[i.op]) and i.phase != "R":
-                progress.refuse("the plan has no such part.")  # "part": phase
+                progress.refuse("the plan does not run it in this phase.")
             {"F": forward.replay_run, "R": forward.replay_recompute}.get(
                 i.phase, backward.replay_run
             )(i)

@@ -72,7 +72,7 @@ def _check_wait(
     waiting: Collection[int],
     ends: Collection[int],
 ) -> None:
-    """Checks one wait. waiting: the instructions of the waiting action. ends: those that end the other."""
+    """Checks one wait. waiting: instructions of the waiting action; ends: those that end the awaited."""
     if not waiting or not ends:
         return
     waiting = set(waiting)

@@ -75,9 +75,10 @@ def _check_uses(
     program: Program, name: str, shared: bool, events: Sequence[tuple[int, Instruction]],
     gathers: dict[int, Gather], writers: Sequence[int],
 ) -> None:  # fmt: skip
-    """Checks for ZeRO-3 that a run that reads the parameter waits for a gather, and that for the update.
+    """Checks, for ZeRO-3, the runs that read the parameter: each has to wait for a gather of it.
 
-    shared: whether several devices hold a region of the parameter. writers: the update of the step before.
+    Each gather has to wait for the update of the step before (writers). shared: whether several devices
+    hold a region of the parameter.
     """
     used: set[int] = set()
     for number in gathers:
@@ -94,4 +95,4 @@ def _check_uses(
                 f"it reads '{name}', which is sharded, and waits for no gather of it.",
             )
     for number in gathers.keys() - used:
-        refuse(program, number, f"nobody who reads '{name}' waits for it.")
+        refuse(program, number, f"no run that reads '{name}' waits for it.")

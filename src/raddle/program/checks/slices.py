@@ -38,7 +38,7 @@ class _SliceReplay:
         self.program, self.name, self.steps = program, name, steps
         self.sync = program.plan.parsed_sync
         self.bundles = program.bundles_of[name]
-        self.updates: dict[Bundle, list[list[int]]] = {}  # by bundle, then by step
+        self.updates: dict[Bundle, list[list[int]]] = {}  # by bundle and step, instruction numbers
 
     def check(self) -> dict[int, list[Box]]:
         """Checks all steps; returns the boxes that each device holds."""

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 Cell = str | float | int | None  # one entry of a table; None: no value
+# "": the column or line needs no source, such as a column of names.
 SOURCES = ("", "measured", "simulated", "counted", "printed")
 
 
@@ -22,7 +23,7 @@ SOURCES = ("", "measured", "simulated", "counted", "printed")
 class Column:
     """A column of a table.
 
-    digits: digits after the decimal point; None: three significant digits.
+    digits: digits after the decimal point; None: as many as give three significant digits.
     """
 
     name: str
@@ -100,7 +101,7 @@ class Result:
     claims: Sequence[str]  # of the paper, one sentence each
     differs: Sequence[str]  # how the experiment differs from the paper's
     sections: Sequence[Section]
-    machine: str
+    machine: str  # a description of the machine that ran it
     quick: bool  # whether only the small sizes were done
     seconds: float  # duration of the experiment
     version: str = field(default="")  # of raddle

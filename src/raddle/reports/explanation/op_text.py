@@ -44,7 +44,8 @@ def show_op(result: Mapping[str, Any]) -> None:
     """Print the result of `raddle.searches.explanation.explain_op.explain_op`.
 
     "timed" and "faster" count the other splits that were timed, and those of them that are faster; "base"
-    has the metrics of the present split. "simulated" names the feature of the plan for which the full
+    has the metrics of the present split. "group" is None for an operator that depends on no sample: it is
+    computed where it is read. "simulated" names the feature of the plan for which the full
     simulation computed the times; it is None if the fast simulation did.
     """
     console = stdout()
@@ -53,7 +54,9 @@ def show_op(result: Mapping[str, Any]) -> None:
     if result["others"]:  # the name that the user gave fits operators of several groups
         count = len(result["others"])
         names = ", ".join(result["others"][:3]) + (f" and {count - 3} more" if count > 3 else "")
-        console.print(f"The first of {count + 1} groups that are meant; the others are {names}.")
+        console.print(
+            f"The name fits {count + 1} groups; this is the first, the others are {names}."
+        )
     if result["group"] is None:
         console.print(f"read by {join_words(result['read_by']) or 'nobody'}")
     else:

@@ -29,9 +29,9 @@ STOP_REASONS = {  # why a search ended, by the name in a plan file
     "proposals": "it had made as many proposals as it may",
     "no improvement": "nothing had become faster for long",
     "interrupt": "it was interrupted",
-    "optimum": "it is the optimum of its tables",  # OptCNN's tables of costs
+    "optimum": "the plan is the optimum for OptCNN's tables of costs",
     # Too many devices for proposals: the result is the best of the plans that a search starts from.
-    "starts": "there are too many devices to improve it",
+    "starts": "there are too many devices to improve the plan further",
     "candidates": "it had timed all its candidates",  # a search over pipelines
 }
 # Keys of "average": milliseconds of a step, averaged over the devices.
@@ -72,7 +72,7 @@ def _comparison_table(console: Console, result: Mapping[str, Any]) -> Table:
             table.add_row(title, *map(bytes_text, amounts))
     table.add_row("sent in all", *(bytes_text(side["comm_bytes"]) for side in sides))
     table.add_row("peak memory", *(bytes_text(side["peak_bytes"]) for side in sides))
-    table.add_row("communicators a rank", *(str(side["communicators"]) for side in sides))
+    table.add_row("communicators per rank", *(str(side["communicators"]) for side in sides))
     return table
 
 

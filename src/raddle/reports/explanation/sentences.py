@@ -97,7 +97,7 @@ def _shares_sentence(result: Mapping[str, Any]) -> str:
 
 def _percents(side: Mapping[str, Any]) -> list[str]:
     """Return the shares of computing, waiting and idling; side: this plan, or data parallel."""
-    times = list(side["average"].values())
+    times = list(side["average"].values())  # ms of a step: computing, waiting for data, idle
     return [percent(ms / sum(times)) for ms in times]
 
 

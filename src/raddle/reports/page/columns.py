@@ -61,7 +61,7 @@ def read_column(block: bytes, column: dict[str, int]) -> Array:
     # planes[i]: byte i of all numbers, the lowest first
     planes = np.frombuffer(block, np.uint8, n * width, column["at"]).reshape(width, n)
     numbers = np.zeros(n, np.int64)
-    for number, plane in enumerate(planes):
-        numbers += plane.astype(np.int64) << (8 * number)
+    for i, plane in enumerate(planes):
+        numbers += plane.astype(np.int64) << (8 * i)
     numbers += column["least"]
     return np.cumsum(numbers) if column["delta"] else numbers

@@ -20,7 +20,7 @@ from raddle.errors import InputError, quote
 from raddle.files import Fields, read_json
 from raddle.reports.page.columns import Columns
 
-RUN_METRICS = (  # keys of the result of a run; warmup: the first steps, which are not measured
+RUN_METRICS = (  # keys of the result of a run; warmup: how many first steps are not measured
     "step_ms", "fastest_ms", "slowest_ms", "samples_per_s", "steps", "warmup", "device", "threads",
     "loss_first", "loss_last",
 )  # fmt: skip
@@ -78,10 +78,8 @@ def describe_run(
 ) -> dict[str, Any]:
     """Return the metrics of a run, and the timeline of its median step if it has a trace.
 
-    columns: packs lists of integers for the page; `add` returns where one is, and stores differences with
-    `delta`.
-
-    ops: numbers of operators, by name.
+    ops: numbers of operators, by name. columns: packs lists of integers for the page; `add` stores one and
+    returns where it is; with `delta`, differences of neighbouring numbers are stored.
     """
     timeline = None
     if result.get("trace") is not None:

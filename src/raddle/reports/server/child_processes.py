@@ -70,7 +70,7 @@ def failure_reason(code: int, messages: list[str]) -> str:
         return errors[-1]
     if code < 0:
         return f"its process was ended by signal {-code}: if that was for memory, take a smaller batch."
-    return f"it ended with code {code}: {messages[-1] if messages else 'and said nothing'}"
+    return f"it ended with code {code}: {messages[-1] if messages else 'it printed no message.'}"
 
 
 def parse_printed_json(text: str) -> dict[str, Any]:

@@ -43,6 +43,8 @@ class Choices:
                 self._choices = json.loads(out)
             else:
                 why = failure_reason(child.returncode, err.splitlines())
-                self._error = f"what can be chosen is not known, {why}"
+                self._error = (
+                    f"the models, clusters and methods to choose from could not be listed: {why}"
+                )
         except (InputError, OSError) as error:
             self._error = str(error)

@@ -13,7 +13,11 @@ from raddle.reports.terminal import new_table, stdout
 
 
 def show_calibration(result: Mapping[str, Any]) -> None:
-    """Print a calibration as `raddle.calibration.description.describe` gives it, with its `file`."""
+    """Print a calibration as `raddle.calibration.description.describe` gives it, with its `file`.
+
+    "residual" and "before": by how much the predicted samples/s exceed the measured ones, with the fitted
+    numbers and with those before the fit.
+    """
     console = stdout()
     numbers = new_table(console)
     for title, justify in (("number", "left"), ("before", "right"), ("fitted", "right")):

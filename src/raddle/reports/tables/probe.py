@@ -28,7 +28,7 @@ def show_probe(result: Mapping[str, Any]) -> None:
     console = stdout()
     ranks, gpu = result["ranks"], result["gpu"]
     console.print(
-        f"one of {plural(ranks, 'rank')} while all compute, "
+        f"measured on one of {plural(ranks, 'rank')} while all compute, "
         f"{plural(result['threads'], 'thread')} each, torch {result['torch']}",
         style="bold",
     )

@@ -1,8 +1,9 @@
 """Builds the buckets in which a device all-reduces gradients, and the actions that start them.
 
 A bucket is a group of gradients that are all-reduced together, as in DDP. `build_actions` calls this file.
-A Reduce is the instruction that all-reduces gradients of some parameters. Each parameter has regions: boxes
-with the devices that hold them (program/program.py). Regions on the same devices share a bucket.
+A Reduce is the instruction that sums gradients of some parameters over devices. Each parameter has regions:
+boxes with the devices that hold them (program/program.py). Regions on the same devices share a bucket. With
+sharded parameters (ZeRO), shards.py builds reduce-scatters and all-gathers instead of all-reduces.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class BucketBuilder:
         """
         if isinstance(i, Gather):
             return self.shards.gather(i, tag)
-        if self.program.sums_replicas(i):
+        if self.program.sums_replicas(i):  # HSDP: the sum of shards over the groups of holders
             return self.shards.sum_replicas(i, tag)
         return (
             self.shards.reduce_scatter(i, tag) if self.program.sharded else self._all_reduce(i, tag)

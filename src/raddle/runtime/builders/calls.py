@@ -52,7 +52,8 @@ class CallBuilder:
         # (code key, micro-batch) -> call. A code key identifies a generated function: (variant, segment) or
         # ("merge", operator, variant).
         self._calls: dict[tuple[object, Key], Call] = {}
-        self._read_inputs: set[int] = set()  # slots of batch inputs that already have a Feed
+        # Slots of batch inputs and seeds that have a Feed already
+        self._read_inputs: set[int] = set()
         # (key, phase, segment) -> instructions that its Runs depend on; removed at the first Run
         self._waits: dict[tuple[Key, str, int], set[int]] = {}
         for i in instructions:
@@ -73,6 +74,7 @@ class CallBuilder:
         if (code_key, key) in self._calls:
             return self._calls[code_key, key]
         recomputed = any(ops[0].name in block for block in self.program.plan.recompute)
+        # in_place: may update running statistics in place; a forward that runs twice must not
         code = self.codes.segment(
             code_key, ops, self._needed_outside(ops, key.variant), key, in_place=not recomputed
         )
@@ -89,8 +91,8 @@ class CallBuilder:
         A random stream is a text. With the seed of the micro-batch, it determines the random numbers of a
         call (execution/random_generator.py). Native dropout: PyTorch's kernel draws the masks itself.
 
-        It depends on the tile, not on the device, so copies of a tile on several devices have equal masks.
-        Of several such attentions in a segment (program/segments.py), the first one determines it.
+        The stream depends on the tile, not on the device, so copies of a tile on several devices have equal
+        masks. If a segment has several such attentions (program/segments.py), the first gives the stream.
         """
         tiles = self.program.variants[variant].tiles
         for op in ops:
@@ -112,7 +114,7 @@ class CallBuilder:
         return call
 
     def feeds(self, call: Call) -> list[Feed]:
-        """Returns Feeds for the batch inputs that this call reads and no earlier call has read."""
+        """Returns Feeds for the batch inputs and seeds that this call reads, but no earlier call."""
         feeds = []
         for piece in (*call.code.differentiable, *call.code.nondifferentiable):
             if isinstance(piece.tensor_id, str) and self.slot_table.is_input(piece.tensor_id):
@@ -134,6 +136,7 @@ class CallBuilder:
         ]
         for tensor_id, box in code.results:
             call.results.append(slot_table.add_computed(key, tensor_id, box))
+            # The tensors of a partial result have the dtype of the operator's first output.
             call.dtypes.append(slot_table.graph.values[self.codes.value_names(tensor_id)[0]].dtype)
             call.backward |= self.codes.is_active(tensor_id)
         call.backward = call.backward and bool(call.differentiable or call.weights)
@@ -141,7 +144,10 @@ class CallBuilder:
         return call
 
     def _needed_outside(self, ops: Sequence[Op], variant: int) -> set[str]:
-        """Returns the values of a segment that are sent, returned, or read by other segments."""
+        """Returns the values of a segment that are used outside of it.
+
+        They are sent or returned, other segments read them, they are new contents of buffers, or the loss.
+        """
         graph, inside = self.program.graph, {op.name for op in ops}
         computed = {o for op in ops for o in op.outputs}
         outputs = self.program.returned_outputs

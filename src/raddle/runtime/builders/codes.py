@@ -52,7 +52,8 @@ class CodeBuilder:
     ) -> GeneratedCode:
         """Returns the code of a segment with these operators; generates it at the first call with this key.
 
-        code_key: (variant, number of the segment); needed, in_place: as for CodeGenerator.segment.
+        code_key: (variant, number of the segment); needed: names of the values that are used after the
+        segment; in_place: whether the function may update running statistics in place.
         """
         if code_key not in self._codes:
             # A compiled function that writes to its arguments takes longer to call.

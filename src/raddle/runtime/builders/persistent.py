@@ -2,8 +2,8 @@
 
 A region is a box of a parameter, with the devices that hold it and the server that updates it, if there is
 one (program/program.py). A shard is the rows of a region that one of its holders updates (ZeRO,
-program/parameter_region.py). `slot_table.hulls`: for each variant, value -> bounding box
-of all that the device reads of it. The role "frozen" is that of a parameter without gradient.
+program/parameter_region.py). `slot_table.hulls`: for each variant, value -> bounding box of all that the
+device reads of it. The role "frozen" is that of a parameter without gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raddle.runtime.zero3 import GatheredParameter
 
 
 class PersistentSlots(NamedTuple):
-    """Lists of persistent slots that need more than their tensor; returned by `add_persistent_slots`."""
+    """The persistent slots that are updated, gathered or views of others, from `add_persistent_slots`."""
 
     updated_slots: list[int]  # slots of parameters that this device updates
     gathered: list[GatheredParameter]  # ZeRO-3: gathered before each use, released after it
@@ -29,7 +29,7 @@ class PersistentSlots(NamedTuple):
 def add_persistent_slots(program: Program, device: int, slot_table: SlotTable) -> PersistentSlots:
     """Adds a slot to `slot_table` for each parameter region, buffer and constant of a device.
 
-    Returns the lists of those slots that need more than their tensor.
+    Returns lists of those slots that are updated, gathered before use, or views of other slots.
     """
     updated_slots: list[int] = []
     gathered: list[GatheredParameter] = []
@@ -38,6 +38,7 @@ def add_persistent_slots(program: Program, device: int, slot_table: SlotTable) -
         for region in regions:
             if device not in (*region.devices, region.server):
                 continue
+            # needs_sync: the holders and the server are more than one device
             if program.sharded and name in program.active and region.needs_sync:
                 shard_slot = _add_shard(program, device, slot_table, name, region, gathered, views)
                 updated_slots += [shard_slot] if shard_slot >= 0 else []

@@ -68,6 +68,7 @@ class ShardBuilder:
             for region in regions:
                 if self.device in region.devices:
                     dtype = self.program.graph.values[name].dtype
+                    # group_size: the holders in a group (HSDP); 0: there is one group, without replicas
                     key = _BlockKey(
                         next(group for group in region.groups if self.device in group),
                         next(r for r in region.replicas if self.device in r)

@@ -37,8 +37,8 @@ def mark_dead_slots(actions: Sequence[Action], live: Collection[int]) -> None:
 def mark_releases(actions: Sequence[Action], slots: Collection[int]) -> None:
     """Fills `release` of forwards and backwards: the gathered parameters that are freed after the action.
 
-    An action frees a parameter if no later action uses it before it is gathered again. A gather loses the
-    slots that this rank does not use. slots: those of the gathered ZeRO-3 parameters.
+    An action frees a parameter if no later action uses it before it is gathered again. The slots that this
+    rank does not use are removed from a StartGather. slots: those of the gathered ZeRO-3 parameters.
     """
     gathered = set(slots)
     used_later: set[int] = set()  # slots that are used again before they are gathered again
@@ -53,7 +53,7 @@ def mark_releases(actions: Sequence[Action], slots: Collection[int]) -> None:
 
 
 def _slots_of(action: Forward | Send | AwaitMessage | UpdateBuffers | RecordLoss) -> Iterable[int]:
-    """Returns the slots that an action reads or fills, except weights and gradients in messages."""
+    """Returns the slots that an action reads or fills, without weights and without gradient messages."""
     if isinstance(action, Forward):
         call = action.call
         return [

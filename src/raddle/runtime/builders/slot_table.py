@@ -41,7 +41,7 @@ class SlotSource(NamedTuple):
 class SlotTable:
     """The slots of one device, numbered in the order in which they are added.
 
-    hulls: for each variant, input -> the bounding box of all that the device reads of it.
+    hulls: for each variant, value -> the bounding box of all that the device reads of it (read_hulls).
     """
 
     def __init__(self, graph: Graph, hulls: Sequence[Mapping[str, Box]] = ()) -> None:
@@ -80,7 +80,7 @@ class SlotTable:
         return slot
 
     def add_shard_view(self, name: str, box: Box) -> int:
-        """Adds a slot for a shard, which is not filled from outside a step; returns the slot."""
+        """Adds a slot without a source for a shard: in ZeRO-2 a view of the parameter. Returns it."""
         return self._add(self.shards.setdefault(name, []), box)
 
     def input_source(self, key: Key, name: str) -> SlotSource:
@@ -119,8 +119,9 @@ class SlotTable:
 
 
 def read_hulls(variant: Variant, device: int, ops: Iterable[Op] | None = None) -> dict[str, Box]:
-    """Returns value -> bounding box of what a device reads of it, for inputs, parameters and constants.
+    """Returns value -> bounding box of what a device reads of it, for values that no operator computes.
 
+    These are the inputs, seeds, parameters, buffers and constants.
     ops: only what these operators read; None: what all operators read.
     """
     hulls: dict[str, Box] = {}

@@ -40,7 +40,7 @@ class Losses:
         self.weight = weight
         self._recorded, self._broadcasts = [], []
         if self._broadcasts_early and self.transport.rank != self.broadcasters[0]:
-            self._start_broadcasts()
+            self._start_broadcasts()  # this rank only receives
 
     def record(self, action: RecordLoss) -> None:
         """Notes the loss of a micro-batch, weighted by its samples, and sets the gradient of the loss.

@@ -46,7 +46,7 @@ class Messages:
         self._updating = True  # whether this run ends with an update
 
     def begin(self, *, updating: bool) -> None:
-        """Starts a run. Without an update, parameters do not change, so they are not sent."""
+        """Starts a run. Without an update, parameters and their gradients are not sent (push, pull)."""
         self._updating = updating
         for receives in self.early_receives.values():
             receives.begin()

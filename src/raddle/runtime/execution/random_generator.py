@@ -1,8 +1,9 @@
 """Sets torch's random generator for the native dropout of a call, and restores it afterwards.
 
 A fused attention kernel draws from the default generator of its device. The generator is set just before a
-call, from the seed of the micro-batch and the call's random stream. So a recomputed forward draws the same
-numbers again, as does every run with the same plan and seed. Autograd saves what the backward needs.
+call (a segment in one micro-batch), from the seed of the micro-batch and the call's random stream, a text
+that names the attention and its tile. So a recomputed forward draws the same numbers again, as does every
+run with the same plan and seed. Autograd saves what the backward needs.
 
 The state of a generator is in the memory of the CPU, also that of a GPU's generator: setting it does not
 wait for the GPU. It is set outside of compiled functions, because they cannot set it.

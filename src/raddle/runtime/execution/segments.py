@@ -32,8 +32,8 @@ class Segments:
     """Runs the calls of one rank and saves what their backward needs.
 
     functions: the functions of calls, compiled or not. seed_of: the seed of a micro-batch. autocast: the
-    dtype of mixed precision.
-    single_microbatch: whether a step has one micro-batch, so that gradients need not be accumulated.
+    dtype of mixed precision, or None. single_microbatch: whether a step has one micro-batch, so that
+    gradients need not be accumulated.
     """
 
     def __init__(

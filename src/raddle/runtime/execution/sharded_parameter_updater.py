@@ -52,7 +52,8 @@ class ShardedParameterUpdater(ParameterUpdater):
         # (block, its reduce-scatter) of those in flight, which keep full buffers in memory
         self._pending_scatters: deque[tuple[int, Pending]] = deque()
         self._pending_replica_sums: list[Pending] = []
-        # Slot -> the gather in flight that fills it; a gather without slots has the key -1 - its block
+        # Slot -> the gather in flight that fills it. A gather that fills no slot here has a negative key:
+        # -1 minus the number of its block.
         self._gathers: dict[int, _PendingGather] = {}
 
     def load(self) -> None:
@@ -97,7 +98,7 @@ class ShardedParameterUpdater(ParameterUpdater):
         """Packs the gradients of a block and starts to sum them; a missing gradient counts as zero."""
         block, store = self.blocks[action.block], self.store
         full = self._new_buffer(block, len(block.devices))
-        parts = full.view(len(block.devices), -1)
+        parts = full.view(len(block.devices), -1)  # one row for each device
         for region in block.regions:
             gradient = store.grads[region.slot]
             shards = parts[:, region.offset : region.offset + region.shard_elements]
@@ -107,6 +108,7 @@ class ShardedParameterUpdater(ParameterUpdater):
                 _write_parts(shards, gradient)
             store.clear_gradient(region.slot)
         shard = self._new_buffer(block, 1)
+        # MOST_SCATTERS may be in flight at once, as each keeps the gradients of its block in memory.
         while len(self._pending_scatters) >= MOST_SCATTERS:
             self._await_oldest_scatter()
         pending = self.transport.shards.reduce_scatter(
@@ -130,7 +132,10 @@ class ShardedParameterUpdater(ParameterUpdater):
         pending.wait()
 
     def start_gather(self, action: StartGather) -> None:
-        """Packs the shards of a block, and starts to gather them."""
+        """Packs the shards of a block, and starts to gather them.
+
+        With ZeRO-2 there is nothing to gather in a run without an update.
+        """
         if not (self.zero3 or self._updating):
             return
         block, slots = self.blocks[action.block], self.store.slots

@@ -73,6 +73,7 @@ class SlicedParameterUpdater(ParameterUpdater):
         self._loaded_sync.start_slice_all_reduce(action.number)
 
     def update_parameters(self, action: UpdateParameters) -> None:
+        """Ends the step of the ParameterSync, which calls `optimizer_step` only if there is a barrier."""
         self._loaded_sync.finish_step(self.optimizer_step)
 
     @property

@@ -32,7 +32,8 @@ class Store:
         self.shapes, self.place = shapes, place
         self.slots: list[Any] = [None] * len(shapes)
         self.grads: list[Tensor | None] = [None] * len(shapes)
-        self.exclusive: set[int] = set()  # slots whose gradient shares no memory: in-place is safe
+        # Slots whose gradient shares no memory with other tensors, so that it may be changed in place
+        self.exclusive: set[int] = set()
         # Slots of parameters that have a gradient in this step
         self.with_gradient: set[int] = set()
         self.gathered = GatheredParameters(gathered, self.slots)
@@ -49,7 +50,7 @@ class Store:
             self.exclusive.add(slot)
 
     def add_gradient_box(self, slot: int, index: tuple[slice, ...], tensor: Tensor) -> None:
-        """Adds to a part of a slot's gradient; `tensor` must share no memory with others."""
+        """Adds to a part of a slot's gradient; `tensor` may be kept, so it must not change later."""
         shape, accumulated = self.shapes[slot], self.grads[slot]
         if accumulated is None and tensor.shape == shape:
             self.grads[slot] = tensor

@@ -36,11 +36,14 @@ class Candidate:
     step_seconds: float | None = None  # of a step in the steady state; None: not simulated yet
     peaks: tuple[int, ...] = ()  # peak bytes of each device
     fits: bool | None = None  # the peaks fit the devices' memory
-    recompute: int | None = None  # number of blocks for activation checkpointing
+    recompute: int | None = None  # number of blocks for activation checkpointing; None: without it
     failed: bool = False  # the simulation failed
 
     def row(self) -> dict[str, Any]:
-        """Returns the candidate as an entry of `tried` in plan files and --json output."""
+        """Returns the candidate as an entry of `tried` in plan files and --json output.
+
+        `step_ms`: of a step in the steady state if `simulated` is true, else of a single step.
+        """
         return {
             "name": self.name,
             "step_ms": 1e3 * self.step_seconds
@@ -130,7 +133,7 @@ class CandidateTimer:
         """Returns a new candidate, with the time and load of a single step."""
         evaluator = self.evaluator_at(tiles)
         time = evaluator.time()
-        assert time is not None
+        assert time is not None  # it is None only if a time limit is given
         return Candidate(name, tiles, time, int(evaluator.load.max()))
 
     def discard_evaluator(self) -> None:

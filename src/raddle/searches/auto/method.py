@@ -159,7 +159,7 @@ class AutoSearch:
         """Returns the functions that make starts by a search of their own, by name."""
         functions: dict[str, StartsFunction] = {"optcnn": optima}
         if len(self.cluster.devices) <= MAX_EVALUATED_DEVICES:
-            # Groups in 2 or 4 stages, each with OptCNN's optimum on its part of the devices.
+            # The groups are divided into 2 or 4 stages, each with OptCNN's optimum on its own devices.
             functions["staged optcnn"] = staged_optima
         return {**functions, "experts": expert_starts}
 
@@ -215,10 +215,11 @@ class AutoSearch:
         return Candidate(name, tiles, time, load)
 
     def _fitting_starts(self, ranked: list[Candidate], multi_chain: MultiChain) -> list[Candidate]:
-        """Returns the fastest starts that fit memory; if memory is scarce, the chains get a memory limit.
+        """Returns the fastest starts that fit memory, or the fastest of all if none of these fits.
 
-        ranked: candidates, the fastest first. The evaluator's memory estimate is too low for some plans.
-        `scale` corrects the estimate: it is the largest ratio of simulated to estimated peak memory.
+        Starts that need much memory are simulated. If the evaluator's memory estimate is too low for one of
+        them, the chains get a memory limit (`fits`). `scale` corrects the estimate: it is the largest ratio
+        of simulated to estimated peak memory, and at least 1. ranked: candidates, the fastest first.
         """
         # estimate: bytes of each device; capacity: bytes of its memory
         capacity = np.array([d.memory for d in self.cluster.devices], np.float64)

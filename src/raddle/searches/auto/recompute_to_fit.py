@@ -73,7 +73,7 @@ def too_large_message(simulator: CandidateSimulator, least: Candidate) -> str:
     remedy = (
         f"a batch of about {batch} would fit"
         if batch >= 1
-        else f"a smaller batch would not fit, but devices of {_size(peak)} or more of them would"
+        else f"a smaller batch would not fit: use devices with {_size(peak)} of memory, or more devices"
     )
     return (
         f"no plan that was found for '{simulator.graph.name}' at batch {simulator.graph.batch} fits "

@@ -49,6 +49,7 @@ def split_by_sample(op: Op, cuts: Cuts, devices: tuple[int, ...]) -> Tiling:
     at most MOST_REPLICAS (8) devices and the operator is not opaque. cuts: cut points of the batch.
     """
     n = dim_of(op, "n")
+    # cuts[-1]: the number of samples of the batch
     if n is not None and op.space.dims[n].size % cuts[-1] == 0:
         each = op.space.dims[n].size // cuts[-1]  # after a reshape, n may be samples times tokens
         return split(op, {n: tuple(each * cut for cut in cuts)}, devices)

@@ -140,7 +140,7 @@ def assign_runs(
 class ChannelLayout(NamedTuple):
     """How the channels of a value are divided over the parts."""
 
-    cuts: tuple[int, ...]  # cut points of the channels
+    cuts: tuple[int, ...]  # cut points of the channels, from 0 to their number
     parts: tuple[int, ...]  # the part that has the channels between two cut points
 
 

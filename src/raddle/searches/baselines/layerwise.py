@@ -71,6 +71,7 @@ def balanced_runs(loads: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     low, high = 0, max(row[-1] for row in by_device)
     while low < high:
         limit = (low + high) // 2
+        # [-1][1]: the index after the last layer of the last device. A row has an entry more than layers.
         if _greedy(by_device, limit)[-1][1] == len(by_device[0]) - 1:
             high = limit
         else:

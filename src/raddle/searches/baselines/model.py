@@ -27,7 +27,8 @@ def model(graph: Graph, cluster: Cluster) -> Tiles:
     """Returns tiles that split every operator c/N; operators without channels are on device 0."""
     devices = all_devices(cluster)
     tiles: Tiles = {op.name: split_by_channel(op, devices) for op in graph.ops}
-    # Operators that read only parameters, buffers and constants: on the devices that read their results.
+    # Operators that read only parameters, buffers and constants: on the devices that read their results or,
+    # if nothing reads them, copied on every device.
     place_batch_independent(graph, tiles, lambda op: copies(op, devices))
     return tiles
 
@@ -67,7 +68,7 @@ def fully_connected(graph: Graph) -> set[str]:
             continue
         made_by = {producer[i] for i in op.inputs if i in producer} - independent
         # n samples, c output features, k input features, and no tokens or images
-        vectors = "".join(dim.name for dim in op.space.dims) == "nck" and not op.composite_kind
-        if (op.kind == "linear" and vectors) or (made_by and made_by <= connected):
+        on_vectors = "".join(dim.name for dim in op.space.dims) == "nck" and not op.composite_kind
+        if (op.kind == "linear" and on_vectors) or (made_by and made_by <= connected):
             connected.add(op.name)
     return connected

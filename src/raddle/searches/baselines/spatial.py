@@ -18,8 +18,8 @@ def spatial(graph: Graph, cluster: Cluster) -> Tiles:
     """Returns tiles that split operators on images h/A w/B, on A * B devices.
 
     The height is in A parts, the width in B parts. A and B are as equal as possible. Operators without
-    images, or with too small ones, are split by sample (n/N) if there are enough samples; else they are on
-    device 0, or copied if they update a buffer.
+    images, or with too small ones, are split by sample (n/N, see split_by_sample) if there are enough
+    samples; else they are on device 0 or, if they update a buffer, copied on all devices.
     """
     devices = all_devices(cluster)
     tiles: Tiles = {op.name: _tile(graph, op, devices) for op in graph.ops}

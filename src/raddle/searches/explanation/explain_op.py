@@ -75,7 +75,10 @@ def explain_op(
     }
     if g is None:
         readers = [
-            r.name for o in op.outputs for r, _ in space.batch_independent.readers.get(o, ())
+            # readers: by value, pairs (reader, number of the operand)
+            r.name
+            for o in op.outputs
+            for r, _ in space.batch_independent.readers.get(o, ())
         ]
         note = "it depends on no sample, so it is computed where it is read and has no split of its own"
         return {**explanation, "group": None, "read_by": readers, **no_times, "notes": [note]}
@@ -128,8 +131,8 @@ def find_ops(graph: Graph, name: str) -> list[Op]:
             f"no operator {short(name)} in '{graph.name}': did you mean {' or '.join(close)}?"
         )
     raise InputError(
-        f"no operator {short(name)} in '{graph.name}', which has {len(names)}, as "
-        f"{', '.join(names[:3])}: `raddle plan --text` lists them."
+        f"no operator {short(name)} in '{graph.name}', which has {len(names)} operators, such as "
+        f"{', '.join(names[:3])}: `raddle plan --text` lists them all."
     )
 
 

@@ -114,6 +114,7 @@ class SimulatorTimer:
         load = np.zeros(tasks.resources, np.int64)
         is_message = tasks.source != tasks.device  # device: of a message, the one that receives it
         for resource in (tasks.first_resource, tasks.second_resource):
+            # -1: no resource. On links only messages count, not collectives (StepTiming.link_ns).
             counted = (resource >= 0) & ((resource < devices) | is_message)
             np.add.at(load, resource[counted], tasks.duration[counted])
         load //= timeline.program.plan.steps

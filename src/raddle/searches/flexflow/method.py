@@ -37,7 +37,8 @@ from raddle.simulation.fast.evaluator import Evaluator
 def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
     """Returns the best plan of several chains.
 
-    They start from data parallelism, one weird trick, OptCNN's optima and the best expert plans.
+    They start from data parallelism, one weird trick, OptCNN's optima, the best expert plans and a random
+    plan.
     """
     if len(cluster.devices) > MAX_EVALUATED_DEVICES:
         raise InputError(

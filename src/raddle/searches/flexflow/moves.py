@@ -116,7 +116,7 @@ class MoveProposer:
             parts[source] //= factor
         else:
             factor = 2
-        if source != target or not factors:
+        if source != target or not factors:  # if source is the target, the factor is dropped
             parts[target] *= factor
         count = math.prod(parts)  # number of tiles, and of devices
         if count > self.space.device_count or parts[target] > group.sizes[target]:

@@ -2,10 +2,11 @@
 
 In a *coarse* partition every filter is whole in one part; a *part* is a device's share. The *volume* is the
 elements that cross parts in a forward. Simulated annealing runs from several starts, in rounds that double
-in length. The order of the runs depends only on the seed, so a longer budget continues what a shorter one
-does. For up to 4 parts a mixed-integer program (exact.py) may prove that the result is the best.
-A lower bound on the volume (lower_bound.py) says how far the result is from the best at most. A partition
-is a matrix of counts x[layer, part]: how many units (filters) of the layer the part has (counts.py).
+in length. The seed decides what the runs do, so a longer budget continues what a shorter one does (but
+Mt-KaHyPar is skipped if the budget is too short for it). For up to 4 parts a mixed-integer program
+(exact.py) may prove that the result is the best. A lower bound on the volume (lower_bound.py) says how far
+the result is from the best at most. A partition is a matrix of counts x[layer, part]: how many units
+(filters) of the layer the part has (counts.py).
 
 The starts (coarse_starts.py, _runs below):
 
@@ -47,7 +48,7 @@ EXACT_LIMIT = 256  # layers x parts, up to which the exact program is tried
 # Temperatures, as fractions of what a part receives on average
 HOT, WARM, MILD = 0.1, 0.03, 0.01  # the first of a run
 COLD = 0.001  # the last of a run
-SLACK = 1e-9  # fraction of a capacity that rounding may exceed
+SLACK = 1e-9  # fraction by which rounding may exceed a capacity
 
 
 class CoarseSolution(NamedTuple):
@@ -205,8 +206,8 @@ class SearchRecord:
 
 
 class AnnealingRuns:
-    """The runs of annealing. They continue from their own best counts, not from the record's: so their
-    result depends only on the seed, and not on what other methods find."""
+    """The runs of annealing. They continue from their own best counts, not from the record's: so what a run
+    does depends on the seed and the runs before it, and not on what other methods find."""
 
     def __init__(self, problem: CoarseProblem, record: SearchRecord) -> None:
         self.problem, self.record = problem, record
@@ -271,6 +272,7 @@ class AnnealingRuns:
 
     def _cut_halves(self) -> Array:
         """Returns a start: a short search for half as many parts, each of which is then cut in two."""
+        # pairs: [half, 2] the capacities of two consecutive parts; capacity: of both together
         m, pairs = self.problem.m, self.problem.capacity.reshape(-1, 2)
         capacity = pairs.sum(axis=1)
         x = chain(m, capacity)

@@ -55,7 +55,8 @@ class CoarseWalk(NamedTuple):
     work: Array  # by part
     received: Array  # [part, map] units received
     best: Array  # [part, layer] counts of least volume within the capacities
-    totals: Array  # [VOLUME], [BEST_VOLUME] of `best`, [PRICE] of overload, elements per work
+    # [VOLUME] of x and [BEST_VOLUME] of `best`, in elements; [PRICE] of overload, in elements per work
+    totals: Array
     rng_state: Array  # of random_below (uint64)
 
 
@@ -233,9 +234,9 @@ def _propose(
     if reply_draw < 3 or t < 0 or t == l:
         return n
     s = p
-    if reply_draw == 7 and parts > 2:
+    if reply_draw == 7 and parts > 2:  # to a third part
         s = _random_other_part(w, q, t)
-    if reply_draw == 6:
+    if reply_draw == 6:  # all units of layer t, whatever their work
         return _log_move(log, n, q, s, t, w.x[q, t])
     n, _ = _move_layers(
         m, neighbours, w, log, n, q, s, t, MAX_LAYERS if draw >= 12 else 1, moved_work
@@ -283,7 +284,10 @@ def _move_layers(
 
 @njit(cache=True)
 def _clear_layer(m: CountModel, capacity: Array, w: CoarseWalk, log: Array, p: int, l: int) -> int:
-    """Moves all units of layer l out of part p, into parts that have the layer already and have room."""
+    """Moves all units of layer l out of part p, into parts that have the layer already and have room.
+
+    Units that fit into none of these go to one random other part.
+    """
     parts = w.x.shape[0]
     remaining = w.x[p, l]
     n = _log_shift(log, 0, p, l, -remaining)
@@ -342,7 +346,8 @@ def _walk(
     cold: float,
 ) -> None:
     """Makes `moves` moves, from temperature `hot` to `cold`, and changes w in place."""
-    # log: the shifts of one move, [shift, (part, layer, units)]
+    # log: the shifts of one move, [shift, (part, layer, units)]. A move has about one shift for each part,
+    # or two chains of up to MAX_LAYERS layers with two shifts for each layer.
     log = np.zeros((w.x.shape[0] + 4 * MAX_LAYERS, 3), np.int64)
     temperature, cooling = hot, (cold / hot) ** (1.0 / max(1, moves))
     for p in range(len(capacity)):

@@ -5,9 +5,10 @@ It serves a lower bound on the volume of *coarse* partitions, in which every fil
 those of the next. A *dense* reader of a map is a layer: a part that has units of it needs all units of the
 map. An *elementwise* reader is an operator such as an add: a part that has unit i of it needs unit i of the
 map (network.py). A *column* is the number of units (filters) of each layer in one part (counts.py). Its
-cost is what the part receives of feature *maps*, in elements, less the prices of its units: a price is paid
-to the part. Dynamic programming finds the minimum: a *sweep* over the layers from the last to the first.
-The state of the sweep is the work used so far, in *cells* (equal amounts of work), and one bit
+cost is what the part receives of feature *maps*, in elements, less the prices of its units and of the
+layers that it has units of (their *presence*): a price is paid to the part. Dynamic programming finds the
+minimum: a *sweep* over the layers from the last to the first. The state of the sweep is the work used so
+far, in *cells* (equal amounts of work), and one bit
 
     per map     whether the part has units of a dense reader of the map: if so, it pays for all units of the
                 map, and each unit that it has itself saves its own elements
@@ -143,6 +144,7 @@ class _RelaxedMap:
             {int(t) for t in m.dense_layer[m.dense_start[v] : m.dense_start[v + 1]]}
         )
         entries = range(m.elementwise_start[v], m.elementwise_start[v + 1])
+        # Number of a piece of the map -> the layer that reads it elementwise
         self.elementwise = {
             int(m.elementwise_piece[a]): int(m.elementwise_layer[a]) for a in entries
         }
@@ -164,6 +166,7 @@ class _RelaxedMap:
 
     def shorten(self) -> None:
         """Ignores the reader that is farthest from the map."""
+        # Each reader: its layer, and the number of the piece that it reads elementwise; None: it is dense.
         readers = [(t, None) for t in self.dense] + [(t, i) for i, t in self.elementwise.items()]
         t, i = max(readers, key=lambda r: abs(r[0] - self.pieces[0]))
         if i is None:

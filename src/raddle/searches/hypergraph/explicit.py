@@ -169,7 +169,8 @@ def _build(weight: Array, nets: Iterator[tuple[int, Array]], pins: int) -> Hyper
     """Returns the hypergraph of nets, each (cost, its pins); pins: about how many all nets have."""
     if pins > MAX_PINS:
         raise InputError(
-            f"the hypergraph would have about {pins} pins, more than {MAX_PINS}: take the coarse one."
+            f"the hypergraph would have about {pins} pins, more than {MAX_PINS}: take the coarse one "
+            "(--grain coarse) or, if it is too large itself, a smaller model."
         )
     costs, lists = zip(*nets, strict=True)
     return Hypergraph(

@@ -93,7 +93,8 @@ def place_operators(
     before.
     """
     tiles: Tiles = dict(given_tiles or {})
-    # names: operators that read no samples, placed at the end; readers: of every value of the graph
+    # names: operators that read no samples, placed at the end where their results are read (on device 0, if
+    # nothing reads them); readers: of every value of the graph
     independent = BatchIndependentOps(graph)
     views: list[Op] = []
     last_part = layouts[0].parts[0]

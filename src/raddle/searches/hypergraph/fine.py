@@ -5,11 +5,11 @@ filters whole. A *part* is a device's share. The *volume* is the elements that c
 part's *overload* is its work above its capacity.
 
 The starts are coarse partitions that the caller gives; `chain`, groups of consecutive layers, each group on
-its own parts (fine_chains.py); and `even`, which divides the filters of every layer equally. All starts get
-short runs; after each round the worse half is dropped, so that the others get longer runs. The search works
-on counts of filters and channels, called rows (fine_rows.py). At the end the counts become a partition with
-concrete filters and channels. If a start of the caller is within the capacities, so is the result, and its
-exact volume is not larger than that of this start.
+its own parts (fine_chains.py); and `even`, which divides the filters of every layer equally. The best eight
+starts get short runs; after each round the worse half is dropped, so that the others get longer runs. The
+search works on counts of filters and channels, called rows (fine_rows.py). At the end the counts become a
+partition with concrete filters and channels. If a start of the caller is within the capacities, so is the
+result, and its exact volume is not larger than that of this start.
 """
 
 # r: round; g: fraction of the capacity; m: the network as arrays (counts.py); pb: the problem; w: walk, the

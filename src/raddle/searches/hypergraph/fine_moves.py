@@ -89,7 +89,7 @@ def _leave_layer(w: FineWalk, l: int, p: int) -> None:
 
 @njit(cache=True)
 def _free_row(w: FineWalk, l: int, p: int) -> int:
-    """Returns the number of an unused row; p, if it is unused."""
+    """Returns the number of a row that no part is in: p if possible, else the next free one after p."""
     row = w.rows.row[l]
     i = p
     while True:

@@ -91,7 +91,11 @@ def read_hypergraph(path: str | pathlib.Path) -> Hypergraph:
         )
     cost = np.array([row[0] for row in rows], np.int64)
     pins = np.array([pin for row in rows for pin in row[1:]], np.int64) - base
-    if min([0, *weights, *cost.tolist()]) < 0 or base not in (0, 1):
+    if base not in (0, 1):
+        raise InputError(
+            f"{quote(path)} is damaged: its base, the first number, is {base}, not 0 or 1."
+        )
+    if min([0, *weights, *cost.tolist()]) < 0:
         raise InputError(f"{quote(path)} is damaged: a weight or a cost in it is below 0.")
     if len(pins) and not 0 <= pins.min() <= pins.max() < vertices:
         raise InputError(
@@ -106,7 +110,7 @@ def read_partition(path: str | pathlib.Path) -> Array:
     parts = np.array([n for row in _read_integers(path) for n in row], np.int64)
     if not len(parts) or parts.min() < 0 or parts.max() >= MAX_PARTS:
         raise InputError(
-            f"{quote(path)} is no partition: it lists the part of each vertex, from 0 to "
+            f"{quote(path)} is no partition file: such a file lists the part of each vertex, from 0 to "
             f"{MAX_PARTS - 1:,}."
         )
     return parts

@@ -52,7 +52,8 @@ def volume_bounds(
     """
     search, count = _ColumnSearch(m, capacity, columns, stop_at), itertools.count()
     root = BranchNode(0.0, _fewest_parts(m, capacity), np.full(m.num_layers, float(len(capacity))))
-    nodes = [(0.0, next(count), root)]  # a heap; the count decides between equal bounds
+    # A heap of (bound, count, branch), the least bound first; the count decides between equal bounds.
+    nodes = [(0.0, next(count), root)]
     best = 0.0
     while nodes[0][0] < stop_at:
         _, _, node = heapq.heappop(nodes)

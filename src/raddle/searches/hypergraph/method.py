@@ -78,7 +78,7 @@ def plan_from_partition(graph: Graph, cluster: Cluster, path: str | pathlib.Path
     if partition is None:
         raise InputError(
             f"'{path}' has the parts of {len(part)} vertices, which are neither the filters nor the "
-            f"channels of '{graph.name}': take a file that `raddle export` wrote for it."
+            f"channels of '{graph.name}': partition a hypergraph that `raddle export` wrote for it."
         )
     if isinstance(partition, Cells):  # fine; else coarse: the parts of filters, by layer
         return _search_result(partitioner.result_from_cells("partition", partition, parts))

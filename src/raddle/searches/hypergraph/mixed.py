@@ -69,7 +69,7 @@ class MixedSolution:
     volume_bytes: int  # that cross devices in a step
     bytes: Mapping[str, int]  # the same bytes by purpose (searches/purposes.py)
     work: tuple[int, ...]  # operations of a forward, by part
-    imbalance: float  # the most work of a part divided by its share
+    imbalance: float  # the largest ratio of a part's work to its share of all work
     seconds: float  # that the search took
     start: str  # name of the start, baseline or given plan that led to it
     choices: tuple[SplitChoice, ...]  # by layer; empty if the plan is a baseline or a given plan
@@ -126,7 +126,7 @@ class MixedCandidate(NamedTuple):
     tiles: Tiles
     bytes: Mapping[str, int]  # that cross devices in a step, by purpose
     work: list[int]  # operations of a forward, by part
-    imbalance: float  # the most work of a part divided by its share
+    imbalance: float  # the largest ratio of a part's work to its share of all work
     state: MixedState | None  # None: a baseline or a given plan
 
     @property

@@ -62,6 +62,7 @@ def anneal(
     """
     np.random.seed(seed)
     blocks, parts = x.shape
+    # scratch: as allocate_scratch makes it, which is not JIT-compiled
     scratch, counted_in_step = np.zeros((parts, DIMENSIONS + 2)), np.full(len(m.nbytes), -1)
     # new: the state with the proposed move; old: the last accepted one, to which a rejected move returns
     new = CostedState(

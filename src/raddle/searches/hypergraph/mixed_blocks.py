@@ -71,6 +71,7 @@ class MixedBlocks:
         placed: Tiles = {}
         for block, (axis, runs) in zip(self.blocks, ranges, strict=True):
             placed.update(block_tiles(block, axis, runs))
+        # These operators are placed where their results are read; those without readers on all parts.
         for op in (op for op in reversed(self.graph.ops) if op.name in self.independent_ops.names):
             placed.update(
                 self.independent_ops.place([op], placed) or {op.name: copies(op, range(parts))}
@@ -214,8 +215,8 @@ def block_tiles(block: MixedBlock, axis: str, runs: UnitRuns) -> Tiles:
 def group_configuration(group: Group, axis: str, runs: UnitRuns) -> Configuration:
     """Returns the split of one group of a block.
 
-    A group without the axis is split equally by channel or by sample; if it has neither, it is on one
-    device.
+    A group that lacks the axis, or is too small along it for the number of runs, is split equally by
+    channel or by sample; if it cannot be split so either, it is on one device.
     """
     devices = tuple(dict.fromkeys(run.device for run in runs))
     if len(devices) == 1:

@@ -118,8 +118,9 @@ class _MixedModelBuilder:
                     sources.append(block_of[op.name])
                     holds.append(hold)
                     needs.append(readers)
+        # Letter of an axis -> its number in MixedModel.letter
         letters = {x: i for i, x in enumerate(sorted({x for b in blocks for x in b.axes}))}
-        sizes = [self.graph.values[name].nbytes for name in values]
+        sizes = [self.graph.values[name].nbytes for name in values]  # bytes, without the gradient
         # 2 if the value has a gradient, which is sent back
         directions = [1 + (name in self.active) for name in values]
         touched: list[list[int]] = [[] for _ in blocks]

@@ -94,7 +94,8 @@ def state_of_tiles(
 ) -> MixedState | None:
     """Returns the state nearest to the tiles of a plan.
 
-    None if a layer is split along two axes or is replicated.
+    None if the first operator of a block has irregular tiles, is split along two dimensions or along one
+    that is no axis of the block, or is replicated although the block has a layer.
     """
     axis, rows = [], []
     for block in blocks.blocks:
@@ -109,7 +110,10 @@ def state_of_tiles(
 def _block_row(
     block: MixedBlock, tiles: Mapping[str, Tiling], parts: int
 ) -> tuple[int, Array] | None:
-    """Returns the axis and the units by part of one block, as its first operator is tiled."""
+    """Returns the axis and the units by part of one block, as its first operator is tiled.
+
+    None if it has no such state (see state_of_tiles).
+    """
     first_op = block.groups[0].members[0].op
     tiling = tiles[first_op.name]
     if not isinstance(tiling, Grid) or (tiling.copies > 1 and block.work):

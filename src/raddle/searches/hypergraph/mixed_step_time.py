@@ -9,8 +9,8 @@ Few bytes do not make a short step: the partition with the fewest bytes often pu
 different devices, like the stages of a pipeline, which then wait for each other. So the moves of
 mixed_moves.py are made again, and the simulated time of a step on the cluster decides
 (simulation/fast/evaluator.py). A *walk* is a sequence of accepted moves. Walks start from the partition
-with the fewest bytes, from baselines and from given plans; after each round the slower half of the walks
-is dropped.
+with the fewest bytes, from two baselines, from given plans and from the basic starts of mixed_states.py;
+after each round the slower half of the walks is dropped.
 """
 
 # b: block
@@ -166,7 +166,7 @@ class Proposer:
 
     The evaluator (a fast simulation) has the tiles of one walk at a time: run_walks first gives it those of
     the walk that is next. Its `move` changes tiles and returns what `restore` needs to undo that; `time`
-    returns the nanoseconds of a step; `memory` is the bytes by device.
+    returns the nanoseconds of a step; its `memory` is the bytes that each device needs.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Proposer:
             for block in blocks.blocks
         ]
         self.allowed = np.ones(self.model.letter.shape, np.bool_)  # [block, axis]: all axes
-        self.memory = memory  # by device, bytes
+        self.memory = memory  # by device: the bytes that it has
         self.rng = random.Random(seed)
         self.proposals = 0
         seed_generator(seed)
@@ -209,7 +209,10 @@ class Proposer:
         return TimedWalk(name, state, ranges, tiles, time, state.copy(), dict(tiles), time)
 
     def try_proposal(self, walk: TimedWalk) -> None:
-        """Makes one proposal; it is accepted with probability min(1, exp((old - new) / temperature))."""
+        """Makes one proposal; it is accepted with probability min(1, exp((old - new) / temperature)).
+
+        A proposal that needs more memory than a device has is never accepted.
+        """
         self.proposals += 1
         new = walk.state.copy()
         lo, hi = random_run(len(new.axis))

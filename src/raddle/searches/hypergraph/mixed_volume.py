@@ -100,7 +100,7 @@ def value_bytes(m: MixedModel, axis: Array, x: Array, v: int, scratch: Array) ->
     )
     total = 0.0
     if partial and active > 1:
-        # Small partial results go to every part, which sums them. Of others, each part sums a slice.
+        # Small partial results go to every part, which sums them. Of others, each part sums an equal range.
         times_sent = active - 1 if m.merge_bytes[v] > 0 else active * (active - 1)
         total = times_sent * abs(float(m.merge_bytes[v]))
         if m.merge_bytes[v] < 0:

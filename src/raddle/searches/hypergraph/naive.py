@@ -35,7 +35,9 @@ Array = np.ndarray
 def layerwise(m: CountModel, parts: int) -> Array:
     """Returns the counts; dynamic programming finds the best cut of the chain of layers."""
     if parts > m.num_layers:
-        raise InputError(f"{m.num_layers} layers cannot be put into {parts} parts: split filters.")
+        raise InputError(
+            f"{m.num_layers} layers cannot be put into {parts} parts: take a method that splits layers."
+        )
     work_before = np.concatenate([[0.0], np.cumsum(m.units * m.work)])
     # [p, end]: of the best cut of the layers before `end` into p parts, the work of the largest part
     smallest_largest = np.full((parts + 1, m.num_layers + 1), np.inf)

@@ -148,7 +148,7 @@ class _NetworkBuilder:
 
     def _op_pieces(self, op: Op) -> Pieces | None:
         """Returns the pieces of an operator: the units of its layer, or the pieces of the input that it
-        follows (_input_pieces)."""
+        follows (_input_pieces). Adds the operator to its layer, if it has one."""
         key = self._weight_and_size(op)
         pieces = self._input_pieces(op) if key is None else None
         c = dim_of(op, "c")

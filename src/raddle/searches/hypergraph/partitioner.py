@@ -71,7 +71,7 @@ class PartitionResult:
     method: str
     parts: int
     tiles: Tiles
-    work: Array  # by part
+    work: Array  # by part, in the unit of Partitioner's `work`; of a mixed partition always operations
     sent_elements: Mapping[str, int]  # in a forward, by name of the value that is sent
     received_elements: Array  # in a forward, by part
     volume_bytes: int  # in a step: forward, backward and synchronisation of parameters
@@ -94,7 +94,7 @@ class PartitionResult:
 class Partitioner:
     """Partitions one graph by any method.
 
-    work: of each layer; it is divided evenly over the parts; by default the operations in a forward.
+    work: of each layer, which the methods balance over the parts; by default the operations in a forward.
     connected_as_one: each fully connected layer is one unit, as in the thesis (docs/papers.md).
     """
 
@@ -111,7 +111,7 @@ class Partitioner:
         self.model: CountModel = build_count_model(self.network, work)
 
     def partition(self, method: str, request: PartitionRequest) -> PartitionResult:
-        """Runs a method of METHODS. Solvers are imported here, on first use: their imports are slow."""
+        """Runs a method of METHODS. The modules of a solver are imported when it runs: that is slow."""
         started_at = perf_counter()
         if request.parts < 1:
             raise InputError(f"{request.parts} parts cannot be made: ask for at least one.")
@@ -291,7 +291,7 @@ METHODS = (*NAIVE_METHODS, "channel-incremental", *SOLVERS)
 def table_row(result: PartitionResult, epsilon: float) -> dict[str, Any]:
     """Returns one row of a table like those of the thesis; "heaviest" is the value that is sent most."""
     heaviest = max(result.sent_elements, key=lambda name: result.sent_elements[name], default=None)
-    average = result.volume / result.parts  # elements that a part receives
+    average = result.volume / result.parts  # elements that a part receives on average
     work = result.work
     return {
         "method": result.method,

@@ -9,7 +9,7 @@ from raddle.searches.settings import SearchResult, Settings
 
 
 class OptCNN(Search):
-    """Does not split summed dimensions by default, as in the paper."""
+    """OptCNN's search. By default it splits no summed dimensions, as in the paper."""
 
     splits_sums = False
 

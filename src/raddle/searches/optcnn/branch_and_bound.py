@@ -21,7 +21,8 @@ of all its edges.
 """
 
 # i, j: nodes, e: an edge, x: a configuration, end: 0 or 1 (the node is the edge's source or target),
-# k: the allowed configurations of a node, g: which of them are kept
+# k: the allowed configurations of a node, g: which of them are kept; incident[i] lists node i's edges, each
+# as (e, end, the other node). moved[e][end]: the costs that were moved from edge e to the node at this end.
 
 from __future__ import annotations
 
@@ -163,6 +164,7 @@ def _bound(nodes: Nodes, edges: Edges, moved: Sequence[Sequence[np.ndarray]]) ->
     for (i, j, _), (to_i, to_j) in zip(edges, moved, strict=True):
         costs[i] += to_i
         costs[j] += to_j
+    # t: the edge's table, m: the costs that were moved to its source and to its target
     remaining = (t - m[0][:, None] - m[1] for (_, _, t), m in zip(edges, moved, strict=True))
     return math.fsum(float(t.min()) for t in (*costs, *remaining))
 

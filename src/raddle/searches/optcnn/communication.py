@@ -1,4 +1,4 @@
-"""Communication times of OptCNN's costs: transfers of values (t_X), and merging of partial sums.
+"""Communication times of OptCNN's costs: transfers of values (t_X in its paper), merging of partial sums.
 
 All results are arrays over configurations: [x], or [i, j] for two groups (see transfers.py). A layout has
 the tiles of an operator in all configurations (layouts.py); its `needs` are, for each operand, the part
@@ -62,10 +62,10 @@ class CommunicationTimes:
         result every reading device receives all partial sums. readers: [x, d], whether a device reads it.
         """
         partners = find_partners(layout, self.node)
-        nbytes: Array | float = 0.0  # of a partial sum
+        nbytes: Array | float = 0.0  # of the partial sum of a device: [x, d]
         for name, output in zip(op.outputs, layout.outputs, strict=True):
-            width = self.graph.values[name].dtype.itemsize
-            nbytes = nbytes + volume(output, self.volumes) * width
+            itemsize = self.graph.values[name].dtype.itemsize
+            nbytes = nbytes + volume(output, self.volumes) * itemsize
         small = nbytes <= SMALL_RESULT  # 64 KiB
         # The number of messages that a device receives from its node, and from other nodes: all other
         # partial sums of a small result; of a large one, the same slice from each partner.
@@ -81,9 +81,10 @@ class CommunicationTimes:
         tensors = 2 if op.space.combine == "lse" else 1  # a partial log-sum-exp is two tensors
         message_bytes = tensors * nbytes / np.where(small, 1, partners.partner_count)
         inside, outside = (np.where(receives, n * message_bytes, 0.0) for n in (in_node, elsewhere))
-        # The merge itself, the gradients on their way back, and the gathering of slices.
+        # How often such messages are sent: for the merge, for the gradients on their way back, and to
+        # gather the merged slices.
         repeats = 2 if has_backward(op, self.active) else 1
-        repeats += not _stays_divided(op) and not np.all(small)  # then slices are gathered again
+        repeats += not _stays_divided(op) and not np.all(small)
         return repeats * receive_seconds(self.links, inside, outside)
 
     def transfer_seconds(
@@ -95,16 +96,16 @@ class CommunicationTimes:
         False: both operators are in one group, and the result is an array [x].
         """
         need, name = self.layouts[op.name].needs[operand], producer.outputs[output]
-        width = self.graph.values[name].dtype.itemsize
+        itemsize = self.graph.values[name].dtype.itemsize
         # The gradient goes back the same way.
         passes = 2 if contributes_gradient(op, name, self.active) else 1
         need_key = (tuple(map(id, need.ranges)), id(need.present))
         source = self._held(producer, output)
-        key = ("move", id(source), need_key, width, passes, two_groups)
+        key = ("move", id(source), need_key, itemsize, passes, two_groups)
         if key not in self.cache:
             seconds_of = transfer_matrix if two_groups else transfer_diagonal
             needed = boxes(need.ranges, need.present)
-            self.cache[key] = passes * seconds_of(self.links, source, needed, width)
+            self.cache[key] = passes * seconds_of(self.links, source, needed, itemsize)
         return self.cache[key]
 
     def _held(self, op: Op, output: int) -> HeldBoxes:

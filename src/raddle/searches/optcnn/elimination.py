@@ -4,17 +4,17 @@
 
 A node i is a group of operators, x_i its configuration; an edge has the costs of two groups together.
 
-OptCNN (Jia et al., arXiv 1802.04924), section 5: (1) parallel edges are added; (2) a node with two
+OptCNN (Jia et al., arXiv 1802.04924), section 5: (1) parallel edges become one; (2) a node with two
 neighbours is eliminated: its costs become an edge between them, by a min-plus product; (3) the remaining
 graph is searched; (4) backwards, each eliminated node takes the best configuration for the choices of its
 neighbours.
 
-Differs from the paper: edges have no direction. A node with one neighbour is added to that neighbour's
-costs, so that chains need no product and series-parallel graphs are solved completely. Equal products are
-computed once. The remaining graph is not enumerated: nodes with three or more neighbours are eliminated,
-too, by tables over all their neighbours (bucket elimination, Dechter 1999), if those are small enough, and
-otherwise solved by branch and bound. Tables are float32, with their minimum subtracted; minima and total
-costs are summed in float64.
+Differs from the paper: edges have no direction. A node with one neighbour moves its costs to that
+neighbour, so that chains need no product and series-parallel graphs are solved completely. Equal products
+are computed once. The remaining graph is not enumerated: nodes with three or more neighbours are
+eliminated, too, by tables over all their neighbours (bucket elimination, Dechter 1999), if those are small
+enough, and otherwise solved by branch and bound. Tables are float32, with their minimum subtracted; minima
+and total costs are summed in float64.
 """
 
 # v: the node that is eliminated, i, j: neighbours of it, x: a configuration, d: a dimension of a table
@@ -47,7 +47,7 @@ class EliminationCounts(NamedTuple):
     """Statistics of a solution, for reports."""
 
     nodes: int  # nodes eliminated with at most two neighbours
-    edges: int  # parallel edges that were added to others
+    edges: int  # parallel edges whose costs were added to those of another edge
     remaining: int  # nodes that remained after that
     products: int  # min-plus products that were computed
     branches: int  # subproblems of branch and bound
@@ -267,10 +267,8 @@ class _Network:
         ]
 
     def _cached(self, key: Hashable | None, make: Callable[..., Any], *inputs: Any) -> Any:
-        """Returns make(*inputs), computed once for each key; without a key, it is computed every time.
-
-        Keys contain ids of arrays. The inputs are kept alive, so that no other array can get the same id.
-        """
+        """Returns make(*inputs), computed once for each key; without a key, it is computed every time."""
+        # Keys contain ids of arrays. The inputs are kept alive, so that no other array can get the same id.
         if key is None:
             return make(*inputs)
         if key not in self.cache:

@@ -231,8 +231,9 @@ class LayoutBuilder:
         has_tile = present.copy()
         builders = [_RangesBuilder(ranges, lattice) for ranges in dims]
         for x, tiling in rows.items():
-            # tiling.positions: the devices of the tiles, as indices in the cluster. tile: for each of them,
-            # the number of its tile; copies of a tile follow each other.
+            # tiling.positions: the devices of the tiles, here as indices in the cluster, because the
+            # configurations of a lattice are on its first devices. tile: for each of them, the number of
+            # its tile; copies of a tile follow each other.
             tile = np.arange(len(tiling.positions)) // tiling.copies
             columns = column[list(tiling.positions)]
             tile, columns = tile[columns >= 0], columns[columns >= 0]

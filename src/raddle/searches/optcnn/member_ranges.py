@@ -1,9 +1,9 @@
 """The ranges of the dimensions of a group's members in all configurations, computed letter by letter.
 
-A group is operators that are split together, its members; a letter names a dimension. The rules are those
-of configurations.py: a member is split by its own letters, like the member that it reads, or like the
-member that reads it. `ref` is the name of that other member; `operand` and `output` say
-which operand of the one is which output of the other (groups.Member).
+A group is a set of operators, its members, that are split together; a letter names a dimension. The rules
+are those of configurations.py: a member is split by its own letters, like the member that it reads, or like
+the member that reads it. `ref` is the name of that other member; `operand` and `output` say which operand
+of the one is which output of the other (groups.Member).
 
 A lattice has all configurations of a group; lattice.options[a] are the possible degrees of axis a. Ranges
 are the parts of one dimension, over all these degrees; their `axes` are empty if nothing splits the

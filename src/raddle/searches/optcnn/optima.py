@@ -62,7 +62,8 @@ def optima(space: PlanSpace) -> dict[str, Tiles]:
                 seen.add(solution.choice)
                 # OptCNN's costs assume the first devices; a pinned group has the devices of its pin.
                 configurations = [space.pinned.get(g, c) for g, c in enumerate(chosen)]
-                # -k: summed dimensions, whose usual letter is k, may be split
+                # -k: summed dimensions, whose usual letter is k, may be split. sync 0.5: the exposed share
+                # of the all-reduces is taken to be 0.5.
                 name = f"optcnn{'-k' if reduction else ''}, sync {exposed:g}"
                 tiles_by_name[name] = space.tiles(configurations)
     return tiles_by_name
@@ -94,4 +95,7 @@ def _staged_choices(space: PlanSpace, count: int) -> dict[float, list[Configurat
         space.graph, first_devices(space.cluster, count), powers_of_two=settings.powers_of_two,
         bn=settings.bn, profile=settings.profile, groups=space.groups,
     )  # fmt: skip
-    return {exposed: choose_configurations(base.with_exposed(exposed))[0] for exposed in (0.5, 0.1)}
+    exposed_shares = (0.5, 0.1)
+    return {  # [0]: the configurations, without the Solution
+        exposed: choose_configurations(base.with_exposed(exposed))[0] for exposed in exposed_shares
+    }

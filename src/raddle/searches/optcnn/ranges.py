@@ -152,10 +152,8 @@ def split_ranges(lattice: Lattice, a: int, size: int, cuts: Sequence[Cuts]) -> R
 def ranges_read(index: Index, dims: Sequence[Ranges], cache: dict[Any, Any]) -> Ranges:
     """Returns the ranges of an operand's dimension that are read.
 
-    Dims: ranges of the operator's dimensions.
-
     index: the expression over the operator's dimensions, such as h*2+R, that reads the operand's dimension.
-    cache: earlier results; height and width often share one.
+    dims: the ranges of the operator's dimensions. cache: earlier results; height and width often share one.
     """
     dims_read = sorted({term.dim for term in index.terms})
     box = [(0, 1)] * len(dims)
@@ -165,7 +163,8 @@ def ranges_read(index: Index, dims: Sequence[Ranges], cache: dict[Any, Any]) -> 
     if not split_dims:
         return single_range(*index.range(box))
     range_index, spans = _combine([dims[d] for d in split_dims])
-    # The key has the index expression with its dimensions renumbered, so that h and w can be equal.
+    # The key has the index expression with its dimensions renumbered, so that h and w can be equal. t[1:]:
+    # the fields of a term after its dimension; index[1:]: the fields of the index after its terms.
     terms = tuple((dims_read.index(t.dim), *t[1:]) for t in index.terms)
     whole_ranges = tuple(box[d] for d in dims_read if d not in split_dims)
     key = (

@@ -1,6 +1,6 @@
 """t_S of OptCNN's costs: seconds to synchronise the parameters of a group, in all its configurations.
 
-A group is operators that are split together. There are two models of the synchronisation:
+A group is a set of operators that are split together. There are two models of the synchronisation:
 
 server_times, as in the paper: every holder sends its gradients to a server, which is none of the devices,
 and receives the parameters. All of this goes through one link.
@@ -12,8 +12,9 @@ bucket's time.
 
 A layout has the tiles of a member (an operator of the group) on each device in all configurations; its
 `needs` are the parts of the operands that they read. Its placement decides which devices have a tile; it is
-None if the tiles were computed configuration by configuration, for sampled devices only (layouts.py). Its
-lattice has the group's configurations, with the coordinates of devices in them (ranges.py).
+None if the tiles were computed configuration by configuration, for sampled devices only (layouts.py). These
+are all devices or, on large clusters, about 64 of them (transfers.sampled_devices). Its lattice has the
+group's configurations, with the coordinates of devices in them (ranges.py).
 """
 
 # x: configuration of a group, d: device, a: axis (position of a letter), u: number of a set of rings
@@ -161,11 +162,11 @@ class SyncTimes:
             nbytes += server_bytes(1, 1) * elements * width * (count / sampled)
         # [x]: the node of the last device
         node = np.array([d.node for d in self.cluster.devices])[lattice.total - 1]
-        rates = np.array([self._rate(int(last)) for last in range(self.cluster.nodes)])
-        return np.asarray(nbytes * rates[node])
+        seconds_per_byte = np.array([self._rate(int(last)) for last in range(self.cluster.nodes)])
+        return np.asarray(nbytes * seconds_per_byte[node])
 
     def _rate(self, last: int) -> float:
-        """Returns seconds per byte between devices of the nodes 0 to `last`."""
+        """Returns seconds per byte (1 / bytes per second) between devices of the nodes 0 to `last`."""
         link, networks = self.cluster.node_links[0], self.cluster.node_networks[: last + 1]
         if last == 0 and link is not None:
             return 1 / link.rate

@@ -193,7 +193,7 @@ class ComputeTimes:
     def _compute(self, g: int) -> Array:
         """Returns [x]: the slowest device's compute time, plus merges and transfers inside of the group."""
         total: Array | float = 0.0  # [x, d]
-        transfer_seconds: Array | float = 0.0
+        exchange_seconds: Array | float = 0.0  # [x]: merges and transfers
         for m, layout in zip(self.groups[g].members, self.layouts[g], strict=True):
             total = total + self.tile_times.seconds(m.op, layout)
             if (
@@ -201,15 +201,15 @@ class ComputeTimes:
                 and layout.has_partial_sums
                 and not is_local_statistics(m.op, self.bn)  # batch norm of each device's samples
             ):
-                transfer_seconds = transfer_seconds + self.communication.merge_seconds(
+                exchange_seconds = exchange_seconds + self.communication.merge_seconds(
                     m.op, layout, self._reading_devices(g, m.op, layout)
                 )
             for operand, name in enumerate(m.op.inputs):
                 if (g, name) in self.position_of and not self._is_local(g, layout, operand, name):
-                    transfer_seconds = transfer_seconds + self.communication.transfer_seconds(
+                    exchange_seconds = exchange_seconds + self.communication.transfer_seconds(
                         m.op, operand, *self._producer(g, name), two_groups=False
                     )
-        return np.asarray(np.asarray(total).max(axis=1) + transfer_seconds)
+        return np.asarray(np.asarray(total).max(axis=1) + exchange_seconds)
 
     def _is_local(self, g: int, layout: MemberLayout, operand: int, name: str) -> bool:
         """Returns whether the reading device always has an operand that another member makes."""

@@ -60,7 +60,7 @@ class TileTimes:
         """Returns [x, d]: seconds of an operator's tiles, forward and backward; 0 without a tile."""
         key = self.cost_key(op)
         if key not in layout.seconds_cache:
-            grad_operands = key[2]
+            grad_operands = key[2]  # operands that get a gradient; None: no backward
             if OPERATOR_KINDS[op.kind].flops is not None:  # the kind counts its FLOPs itself
                 tile_seconds = self._seconds_by_shape(
                     op, layout, "F" if grad_operands is None else "FB"
@@ -155,6 +155,7 @@ class TileTimes:
         kinds = sorted({d.kind for d in self.devices})
         shape = layout.present.shape
         kind = np.broadcast_to([kinds.index(d.kind) for d in self.devices], shape)
+        # len(kinds): no tile
         shape_number = np.where(layout.present, kind, len(kinds)).reshape(-1)
         for column in [*(r.sizes for r in ranges if r.index is not None), *needed]:
             values = column.reshape(-1).astype(np.int64)

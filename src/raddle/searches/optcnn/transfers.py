@@ -83,7 +83,8 @@ def receive_links(cluster: Cluster, devices: Array) -> ReceiveLinks:
         if link is not None:
             inside[a] = _directions(link.duplex) / link.rate, link.latency, link.shared
         if network is not None:
-            # The cards of a node with several, but fewer than devices, count as one that is as fast.
+            # If a node has several network cards, but not one for each device, they count as one card with
+            # the rate (bytes/s) of all together.
             shared = not network.per_device  # per_device: a network card for each device
             rate = network.rate * (network.adapters if shared else 1)
             outside[a] = _directions(network.duplex) / rate, network.latency, shared
@@ -107,7 +108,7 @@ def receive_seconds(links: ReceiveLinks, inside: Array, outside: Array) -> Array
     node = np.repeat(np.arange(len(links.start) - 1), np.diff(links.start))
     longest = np.zeros(len(inside))
     for nbytes, link_table in ((inside, links.inside), (outside, links.outside)):
-        rate, latency, shared = link_table[node].T
+        rate, latency, shared = link_table[node].T  # each [d]; rate: seconds per byte
         together = np.add.reduceat(nbytes, links.start[:-1], axis=1)[:, node]
         amount = np.where(shared > 0, together, nbytes)
         seconds = np.where(amount > 0, amount * rate + latency, 0.0)
@@ -143,7 +144,8 @@ def merged_slices(device_boxes: Boxes, rank: Array, count: Array) -> Boxes:
     A box is cut into `count` [x, d] slices, and the device holds slice number `rank` [x, d]. The slices are
     along the longest side of the first device's box, as in configurations.py.
     """
-    longest = (device_boxes.hi - device_boxes.lo)[:, 0].argmax(axis=0)  # [x]
+    # [x]: the dimension of that side; [:, 0]: of the first device
+    longest = (device_boxes.hi - device_boxes.lo)[:, 0].argmax(axis=0)
     along = np.broadcast_to(longest, device_boxes.lo.shape[1:])[None]
     lo = np.take_along_axis(device_boxes.lo, along, 0)
     size = np.take_along_axis(device_boxes.hi, along, 0) - lo
@@ -163,7 +165,8 @@ def transfer_matrix(links: ReceiveLinks, held: HeldBoxes, need: Boxes, width: fl
     """
     if need.lo.shape[2] < FEW_READERS:
         return _seconds(links, held, need, width, diagonal_only=False)
-    # Configurations on many devices come first, so that a device can skip all after its last one.
+    # Configurations on many devices come first. So the loop of fill_seconds can stop, for each device,
+    # after the last configuration in which the device needs anything.
     order = np.argsort(-(need.hi[0] > need.lo[0]).sum(axis=0), kind="stable")
     lo, hi = np.take(need.lo, order, axis=2), np.take(need.hi, order, axis=2)
     reordered = _seconds(links, held, Boxes(lo, hi, need.fixed), width, diagonal_only=False)

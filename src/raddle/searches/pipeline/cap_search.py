@@ -1,9 +1,9 @@
 """Finds the list of pipeline stages with the shortest step, by branch and bound on the slowest stage.
 
 shortest_step.py calls it. A *solution* is a list of stages. `largest` is the seconds of its slowest stage,
-`sum` the seconds of all its stages and transfers, and `repeats` the number of micro-batches less one. The
-*total*, `repeats * largest + sum`, is the estimated time of a step; it is minimised. A *cap* is an upper
-limit for `largest`.
+`sum` the seconds of all its stages, all-reduces and transfers, and `repeats` the number of micro-batches
+less one. The *total*, `repeats * largest + sum`, is the estimated time of a step; it is minimised. A *cap*
+is an upper limit for `largest`.
 
 The caller gives `solve(cap)`: the solution with the smallest sum among those whose largest is at most cap.
 No solution with largest <= cap has a smaller sum. So every solution with low < largest < high has a total

@@ -171,7 +171,10 @@ def _balanced_partition(costs: LayerCosts, stage_devices: Sequence[int]) -> Step
     """
     order, stage_count = topological_order(costs.successors), len(stage_devices)
     if stage_count > len(order):
-        raise InputError(f"the model has {len(order)} layers to cut between, not {stage_count}.")
+        raise InputError(
+            f"{stage_count} stages need at least as many layers, and the model has {len(order)}: "
+            "ask for fewer stages."
+        )
     # Every device counts as one of the first kind ([0]).
     seconds = [costs.forward[0][v] + costs.backward[0][v] for v in order]
     sums = [0.0]

@@ -5,6 +5,7 @@ This module is a part of the fast simulation, with which searches time thousands
 
 A slice is a range of rows of a parameter; a bundle is slices of several parameters that are synchronised
 together. It is a row of Arena.sync_units, whose members are the numbers of parameters (arrays.py).
+slots.sync_units[p] is a slot: the first row of parameter p there, and the number of its rows.
 """
 
 # p: parameter, d: device

@@ -74,7 +74,7 @@ class ClusterArrays:
     ) -> Array:
         """Returns message rows of (message, bytes) pairs, in the order in which a program sends them."""
         if not messages:
-            return np.zeros((0, 8), np.int64)
+            return np.zeros((0, 8), np.int64)  # 8: the columns of a message row
         nbytes_of = dict(messages)
         ordered = in_sending_order(nbytes_of, self.count)
         s, t = np.array([m[:2] for m in ordered]).T  # m[:2]: source, target

@@ -6,9 +6,9 @@ This module is a part of the fast simulation, with which searches time thousands
 Collectives of gradients are rows of the step script; a gather of a block (ZeRO-3) is a row of the tape, the
 list of a graph's instructions. A node is a task of the graph (StepDag); collective_nodes.py writes those of
 a collective. A sync unit is a parameter, a bundle of slices or a block that is synchronised at once; its
-row has the sets of rings that sum and gather it, and its bytes. `slots.sync_units[p, 0]` is the row of
-parameter p. A mark says when its gradient is complete on a device: in which stretch, and how long after the
-start of the stretch (arrays.py).
+row has the sets of rings that sum and gather it, and its bytes (column 0 of `arena.amounts`: those that are
+summed). `slots.sync_units[p, 0]` is the row of parameter p. Mark p says when the gradient of parameter p is
+complete on a device: in which stretch, and how long after the start of the stretch (arrays.py).
 """
 
 # n: row of the step script, p: parameter, d: device, g: set of rings, k: ring of a set
@@ -43,10 +43,11 @@ def write_sum(
     overhead: HostOverhead, dag: StepDag, used: Array, progress: DeviceProgress, rows: Array,
     members: Array,
 ) -> None:  # fmt: skip
-    """Writes row n of the step script, an all-reduce of a slice or of a bucket of gradients.
+    """Writes row n of the step script: an all-reduce of a bundle or bucket, or a block's reduce-scatter.
 
-    An all-reduce of a slice waits for all that its devices did before it. One of a bucket waits only for
-    its gradients or, with `after_backward`, for the whole backward.
+    An all-reduce of a bundle and a reduce-scatter wait for all that their devices did before. An all-reduce
+    of a bucket waits only for its gradients or, with `after_backward`, for the whole backward (with host
+    overhead: for all that its devices did before).
     """
     if settings.sliced:  # a slice has one ring, so one row of amounts
         unit = arena.sync_units[rows[n, SUBJECT]]

@@ -144,7 +144,8 @@ class Evaluator:
                 source = name if name in index.value_number else index.graph.updates.get(name)
                 if source in index.value_number:
                     values.add(index.value_number[source])
-                    to_merge.add(index.producer[index.value_number[source]][0])
+                    producer, _ = index.producer[index.value_number[source]]
+                    to_merge.add(producer)
             values.update(index.value_number[out] for out in ops[i].outputs)
         for i in to_merge:
             if self._update_merge(undo, i):

@@ -48,7 +48,7 @@ class GraphIndex:
 
 
 def index_graph(graph: Graph, plan: Plan) -> GraphIndex:
-    """Returns numbers a graph and records its tape; of the plan, only sync kind and bucket size matter."""
+    """Numbers a graph and records its tape; of the plan, only sync kind and bucket size matter."""
     active = active_values(graph)
     op_number = {op.name: i for i, op in enumerate(graph.ops)}
     value_number: dict[str, int] = {}

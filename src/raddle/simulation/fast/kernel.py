@@ -4,7 +4,7 @@ This module is a part of the fast simulation, with which searches time thousands
 (evaluator.py).
 
 1. `_script_rows` runs the step script (program/step_script.py): when gradients are sent, summed, updated.
-   It gives a table; a row is one SUM (all-reduce), PUSH (gradient to a server), UPDATE or PULL (updated
+   It gives a table; a row is one SUM (a collective), PUSH (gradient to a server), UPDATE or PULL (updated
    values from a server) of a parameter, a bucket or a slice.
 2. `_write_dag` follows the tape and writes nodes and edges (nodes.py), folding consecutive tasks of a
    device into one node. At the tape's events it inserts the rows of the step script.
@@ -23,6 +23,7 @@ the full simulation (simulation/engine.py) to the nanosecond.
 # Columns of a row of the step script: OPERATION (SUM, PUSH ...), SUBJECT (the parameter or slice), GROUP
 # (of a SUM: the set of rings), PARAMETER and AFTER_ROW (it waits for this gradient and this row; -1: for
 # none), FIRST_MEMBER and MEMBER_COUNT (of a SUM: its parameters, as a range of `members`).
+# Columns of slots (slots.table by number, slots.sync_units by parameter): first row, number of rows.
 
 from __future__ import annotations
 
@@ -205,8 +206,8 @@ def _write_dag(
 ) -> tuple[int, int]:  # fmt: skip
     """Writes the nodes and edges of the step, and adds up `progress.load`.
 
-    Returns how many nodes and edges it wrote, or -1, -1 if `dag` has no room for them. rows, members,
-    row_at: the result of `_script_rows`.
+    Returns how many nodes and edges it wrote; the first number is negative if `dag` has no room for them.
+    rows, members, row_at: the result of `_script_rows`.
     The function is long because it is hot: a call of a compiled function costs time for each array
     argument.
     """

@@ -3,7 +3,7 @@
 This module is a part of the fast simulation, with which searches time thousands of plans a second
 (evaluator.py).
 
-A sync unit is a parameter, or slices of some, that are synchronised at once. Its row has the slots of its
+A sync unit is a parameter or a bundle of slices that is synchronised at once. Its row has the slots of its
 messages and updates (arrays.py: columns of Arena.sync_units). A region is a box of a parameter with the
 devices that hold it (program.ParameterRegion); a slice is a region too. Its updaters are its server or, if
 it has none (server -1), all holders. A bundle is slices that are synchronised together. Rows go into the
@@ -232,7 +232,7 @@ class ParameterRows:
 
 
 def _tile_regions(reader: Reader) -> list[Box | None]:
-    """Returns by tile of a reader copies included: the region that it needs, or None."""
+    """Returns by tile of a reader, copies included, the region that the tile needs, or None."""
     regions = reader.tiling.regions[reader.operand]
     lows, highs = regions.boxes[:, :, 0].tolist(), regions.boxes[:, :, 1].tolist()
     return [

@@ -31,6 +31,7 @@ class Undo:
     """The old contents of everything that a change to a plan has overwritten."""
 
     def __init__(self) -> None:
+        # (what was changed, the index in it, the old content there)
         self._old: list[tuple[Any, Any, Any]] = []
 
     def set(self, target: list[Any], index: int, value: Any) -> None:

@@ -62,8 +62,8 @@ class Timer:
 
     def _allocate(self, nodes: int, edges: int) -> StepDag:
         """Returns a StepDag with room for this many nodes and edges."""
-        # The tape is the list of the graph's instructions. arrivals: how many of them receive messages;
-        # marks: how many places of the tape messages or all-reduces wait for
+        # The tape is the list of the graph's instructions. arrivals: how many of them send messages or
+        # gather parameters; marks: the number of places of the tape for which messages or all-reduces wait
         arrivals = int(self.tape.arrival.max(initial=-1)) + 1
         marks = max(self.parameters, int(self.tape.mark.max(initial=-1)) + 1)
 
@@ -72,8 +72,9 @@ class Timer:
             return np.zeros((rows, self.cluster.count), kind)
 
         return StepDag(
-            np.zeros((nodes, 9), np.int64), np.zeros((edges, 3), np.int64),
+            np.zeros((nodes, 9), np.int64), np.zeros((edges, 3), np.int64),  # columns: see arrays.py
             table(arrivals, np.int32), table(marks, np.int32), table(marks, np.int64),
-            # sync_arrival: a row for each row of the step script; grows with the nodes
+            # sync_arrival: a row for each operation of the step script (a sum, push, update or pull); their
+            # number is guessed, and `time` allocates more if there are too few
             table(max(3 * self.parameters, nodes // 8), np.int32),
         )  # fmt: skip

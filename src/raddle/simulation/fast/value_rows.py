@@ -169,9 +169,9 @@ class ValueRows:
         for volumes in (forward, backward):
             rows = np.empty((count * (count - 1), 4), np.int64)
             n = write_transfers(volumes, element_bytes, routes.bandwidth, rows)
-            columns = self.cluster.message_rows(*rows[:n].T) if n else rows[:0, :0]
-            slots.append(store.messages.add(columns))
-        # Local statistics of batch norm must not be sent.
+            message_rows = self.cluster.message_rows(*rows[:n].T) if n else rows[:0, :0]
+            slots.append(store.messages.add(message_rows))
+        # Local statistics of batch norm must not be sent: slots[0], of the value's messages, must be empty.
         if slots[0][1] and is_local_statistics(source.op, self.bn):
             raise InputError(
                 f"with bn: local, '{source.op.name}' is needed where it is not computed."

@@ -67,7 +67,8 @@ def _record_gradients(ledger: Ledger) -> None:
         elif isinstance(i, Update):
             updates[i.parameter, i.key.step] = number
     for number, i in enumerate(program.instructions):
-        if isinstance(i, Reduce) and not program.sums_replicas(i):  # these need no other buffer
+        # Sums over replicas need no buffer of their own.
+        if isinstance(i, Reduce) and not program.sums_replicas(i):
             span = ledger.collective_span(number)
             _record_sum(ledger, number, i, span, updates)
             for name in i.parameters:

@@ -20,13 +20,14 @@ function logAxis(values, count) {
   return { share: (value) => (Math.log10(value) - from) / (to - from), ticks: logTicks(low, high, count) };
 }
 
+// The least and the largest value, or `otherwise` if there are no values.
 function ends(values, otherwise) {
   let [low, high] = [Infinity, -Infinity];
   for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
   return low > high ? otherwise : [low, high];
 }
 
-// If there are few different values, such as numbers of devices, they are the ticks.
+// If there are at most `most` different values, such as numbers of devices, they are the ticks.
 function withFew(axis, values, most) {
   const distinct = [...new Set(values)].sort((a, b) => a - b);
   return distinct.length > 1 && distinct.length <= most ? { ...axis, ticks: distinct } : axis;
@@ -38,6 +39,8 @@ function roundTicks(low, high, step) {
   return Array.from({ length: Math.max(0, count) }, (_, i) => (first + i) * step);
 }
 
+// Powers of ten, every one or every few of them; if there is room, also 3 times them, or 2 and 5 times them. Round
+// ticks if fewer than two of these are in view.
 function logTicks(low, high, count) {
   const [first, last] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
   const every = Math.max(1, Math.ceil((last - first) / Math.max(2, count)));
@@ -67,7 +70,7 @@ function powerText(value) {
   return digits === "1" ? `10${raised}` : `${digits.replace("-", "−")}·10${raised}`;
 }
 
-// Leaves out texts that would touch the previous one.
+// Leaves out texts that would touch the previous one. A tick is [position in pixels, text].
 function apart(ticks) {
   let end = -Infinity;
   return ticks.map(([at, text]) => {

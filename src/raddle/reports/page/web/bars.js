@@ -1,6 +1,7 @@
 // Shows one bar per method: the time in which an average device computes, waits for data and is idle in a step. A click
 // shows the method in all other views.
 
+// By key of `method.average` (ms of a step, averaged over the devices): what a device does in this time.
 const SHARES = {
   compute_ms: { variable: "--backward", pattern: "solid", text: "computing" },
   exposed_ms: { variable: "--reduce", pattern: "falling", text: "waiting for data" },

@@ -13,8 +13,9 @@ function blockTree(network) {
   const builder = {
     ops: network.ops,
     paths: network.ops.map(blockPath),
+    // equal numbers for operators of the same kind and sizes; a dim is [letter, size]
     signatures: internAll(network.ops.map((op) => `${op.kind} ${op.dims.map((dim) => dim[1])}`)),
-    inputs: network.ops.map(() => []),
+    inputs: network.ops.map(() => []), // by operator: the producers of the values that it reads
   };
   for (const [producer, consumer] of network.edges) builder.inputs[consumer].push(producer);
   const children = blockSiblings(builder, 0, network.ops.length, 0);
@@ -80,6 +81,7 @@ function isUnit({ ops }, lo, hi) {
   return hi - lo <= BLOCK_UNIT && ops.slice(lo, hi).filter(hasWeights).length <= 1;
 }
 
+// Convolutions and matrix products: operators with parameters and with a sum over a dimension (kind R).
 const hasWeights = ({ params, kinds }) => params > 0 && kinds.includes("R");
 
 function leafBlock(builder, at) {
@@ -101,6 +103,8 @@ function folded(builder, blocks) {
   return joinedBlocks;
 }
 
+// Whether a block joins the layer `last` before it: it reads the layer and nothing before the layer, and is pointwise
+// or, after an operator with weights, a batch norm.
 function follows({ ops, inputs }, block, last) {
   if (block.hi - last.lo > BLOCK_UNIT || block.repeat || !last.unit) return false;
   const blockOps = ops.slice(block.lo, block.hi);

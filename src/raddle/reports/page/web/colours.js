@@ -34,7 +34,8 @@ const css = ([r, g, b], alpha = 1) => `rgb(${r} ${g} ${b} / ${alpha})`;
 const mixed = (colour, other, share) => colour.map((c, i) => Math.round(c + (other[i] - c) * share));
 
 // With several nodes, a device has the hue of its node, in a shade and with a pattern of its own. With one node,
-// every device has its own hue, and a pattern when all hues are used.
+// every device has its own hue, and a pattern when all hues are used. cluster.devices[d] is [kind, node, bytes of
+// memory].
 const PATTERNS = ["solid", "rising", "dots", "falling", "rows", "columns", "grid", "crossed"];
 
 function deviceStyle(cluster, d) {

@@ -22,14 +22,16 @@ function drawTimeline(context, frame) {
 const timeToX = ({ page, plot }, time) =>
   plot.left + ((time - page.span[0]) / (page.span[1] - page.span[0])) * plot.width;
 
+// Composes the pixels of the rows in view, then writes names into wide slices. `shift`: where in its pattern the first
+// pixel is, so that patterns move with the slices. `wide`: the slices that have room for a name.
 function drawRows(context, frame, inView, ticks) {
   const { page, plot, ratio, palette, top, font } = frame;
   const [from, to] = page.span;
   const picture = lanePicture(context, plot.width * ratio, plot.height * ratio, pixelWord(palette.card));
   const buffers = picture.buffers;
   const perPixel = (to - from) / buffers.width;
-  const phase = PATTERN_PERIOD * ratio;
-  const shift = ((Math.round(from / perPixel) % phase) + phase) % phase;
+  const period = PATTERN_PERIOD * ratio;
+  const shift = ((Math.round(from / perPixel) % period) + period) % period;
   const view = { from, perPixel, ratio, shift, top, font };
   buffers.track.fill(pixelWord(palette.paper));
   for (const { time } of ticks) {
@@ -107,6 +109,7 @@ function drawOutlines(context, frame) {
   if (frame.focused) drawOutline(context, frame, frame.focused, css(frame.palette.ink), 2.5);
 }
 
+// Frames a slice: `place` is its index in the row.
 function drawOutline(context, frame, { row, place }, colour, thick) {
   const { plot, top, palette } = frame;
   const left = Math.max(plot.left - 2, timeToX(frame, row.start[place]));

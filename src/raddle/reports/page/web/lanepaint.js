@@ -1,10 +1,13 @@
-// Paints the rows of a timeline as pixels. Thousands of slices take little time: each slice marks the pixels of one
-// line of its row, and this line is then copied down the row, with the pattern of each slice. The look of a slice is
-// the number of its activity in LOOKS (lanes.js), which decides its colour and pattern.
+// Paints the rows of a timeline as pixels; a slice is a bar of it, the interval of one task. Thousands of slices take
+// little time: each slice marks the pixels of one line of its row, and this line is then copied down the row, with the
+// pattern of each slice. The look of a slice is the number of its activity in LOOKS (lanes.js). DOING (colours.js) has
+// the colour and the pattern of each activity; INKS (colours.js) has for each pattern whether it inks a pixel. A slice
+// is lit, or pale if it does not belong to the selection.
 
 const PATTERN_PERIOD = 12; // pixels, in both directions, after which every pattern in DOING repeats
 const LEVELS = [0.55, 0.7, 0.85, 1]; // strength of a pixel's colour, by the share of its time that is busy
-const STYLES_COUNT = 1 + LOOKS.length * 2 * LEVELS.length; // style 0: nothing runs; 2: lit or pale
+// Style 0: nothing runs. The other styles: each look, lit or pale (the factor 2), with each level.
+const STYLES_COUNT = 1 + LOOKS.length * 2 * LEVELS.length;
 const WIDE = 44; // pixels; a slice of this width has room for a text
 
 // The style of a pixel: the look of its slice, whether it is pale, and the level (how busy it is).
@@ -16,22 +19,26 @@ const pixelWord = ([r, g, b]) => ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
 const isLight = ([r, g, b]) => r * 0.3 + g * 0.6 + b * 0.1 > 150;
 
 // The colours of the theme. words: for each pixel of a pattern's period and each style, the colour as one integer.
+// looks, inks: by look, the colour of a slice and of the text in it.
 function lanePalette() {
   const named = (names) => Object.fromEntries(names.map((name) => [name, themeColour(`--${name}`)]));
   const theme = named(["paper", "card", "line", "ink", "soft", "critical", "accent", "warn"]);
-  const looks = LOOKS.map((look) => themeColour(DOING[look].variable));
+  const looks = LOOKS.map((activity) => themeColour(DOING[activity].variable));
   const words = new Uint32Array(PATTERN_PERIOD ** 2 * STYLES_COUNT);
   for (let y = 0; y < PATTERN_PERIOD; y++) {
     for (let x = 0; x < PATTERN_PERIOD; x++) {
       const at = (y * PATTERN_PERIOD + x) * STYLES_COUNT;
-      LOOKS.forEach((look, n) => fillStyles(words, at, n, inkedColour(looks[n], look, x, y), theme.paper));
+      LOOKS.forEach((activity, look) => {
+        fillStyles(words, at, look, inkedColour(looks[look], activity, x, y), theme.paper);
+      });
     }
   }
   return { ...theme, looks, words, inks: looks.map((colour) => (isLight(colour) ? "#10151c" : "#ffffff")) };
 }
 
-function inkedColour(colour, look, x, y) {
-  if (!INKS[DOING[look].pattern](x, y)) return colour;
+// The colour of pixel x, y: darker or paler than `colour` where the activity's pattern has ink.
+function inkedColour(colour, activity, x, y) {
+  if (!INKS[DOING[activity].pattern](x, y)) return colour;
   return mixed(colour, isLight(colour) ? [0, 0, 0] : [255, 255, 255], 0.45);
 }
 
@@ -59,7 +66,8 @@ function lineBuffers(width) {
 }
 
 // Marks the pixels of a row's slices, and adds slices with room for a text to `wide`.
-// view: from (ns), perPixel (ns), ratio (pixels of the canvas per CSS pixel).
+// view: from (ns), perPixel (ns), ratio (pixels of the canvas per CSS pixel). row.layer: the predicted or the measured
+// timeline, as arrays by slice (timelineLayer in lanes.js).
 function markRow(row, view, buffers, wide) {
   const { slices, start, end, layer } = row;
   const { width, busy, weight, critical } = buffers;
@@ -92,7 +100,7 @@ function markSlice(buffers, left, right, shown) {
   markPixel(buffers, last, Math.min(right, last + 1) - last, shown);
 }
 
-// The longest slice in a pixel gives it its colour; a pale slice only if there is no other.
+// The longest slice in a pixel gives the pixel its colour; a pale slice (odd `shown`) only if there is no lit one.
 function markPixel({ busy, weight, shown: shownIn }, x, share, shown) {
   const weighed = shown % 2 ? share * 1e-4 : share + 1e-3;
   busy[x] += share;
@@ -115,18 +123,18 @@ function settleStyles({ width, style, busy, weight, shown }) {
   }
   return patterned;
 }
-const PATTERNED = LOOKS.map((look) => DOING[look].pattern !== "solid");
+const PATTERNED = LOOKS.map((activity) => DOING[activity].pattern !== "solid"); // by look
 
 // Copies a marked row into the picture, from line `top` on. Its lowest `band` CSS pixels mark slices on the
-// critical path. Patterns move with the slices: `shift` is the phase of the first pixel.
+// critical path. Patterns move with the slices: `view.shift` is where in its pattern the first pixel is.
 function copyRow(row, view, buffers, palette, picture, { top, band, patterned }) {
   const { width, line } = buffers;
   const height = row.height * view.ratio;
   for (let y = Math.max(0, -top); y < height && top + y < picture.height; y++) {
-    const low = Math.floor(y / view.ratio);
-    const changed = y % view.ratio === 0 && (patterned || low === row.height - band);
+    const cssY = Math.floor(y / view.ratio);
+    const changed = y % view.ratio === 0 && (patterned || cssY === row.height - band);
     if (changed || y === Math.max(0, -top)) {
-      composeLine(buffers, palette, low, view, low >= row.height - band);
+      composeLine(buffers, palette, cssY, view, cssY >= row.height - band);
     }
     picture.words.set(line, (top + y) * width);
   }

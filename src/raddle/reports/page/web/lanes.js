@@ -20,7 +20,7 @@ function newLayer(data, timeline) {
   for (const name of columns) layer[name] = data.column(timeline[name]);
   const look = timeline.titles.map((title) => LOOKS.indexOf(doing(title)));
   layer.look = Uint8Array.from(layer.title, (title) => look[title]);
-  layer.op = Int32Array.from(layer.title, (title) => timeline.titles[title][3]);
+  layer.op = Int32Array.from(layer.title, (title) => timeline.titles[title][3]); // 3: the operator, or -1
   layer.lit = new Uint8Array(timeline.count).fill(1);
   layer.critical = new Uint8Array(timeline.count);
   for (const slice of data.column(timeline.critical)) layer.critical[slice] = 1;
@@ -53,7 +53,8 @@ function lightSlices(layer, op, criticalOnly) {
   }
 }
 
-// Rows from top to bottom: devices, each followed by its measured row, then links; with gaps between nodes.
+// Rows from top to bottom: devices, each followed by its measured row, then links; with gaps between nodes. The node
+// of a link is the first part of its name, such as "node0". cluster.devices[d] is [kind, node, bytes of memory].
 function timelineRows(cluster, predicted, measured) {
   const rows = [];
   let [top, group] = [0, null];
@@ -74,6 +75,7 @@ function addRow(rows, top, kind, { name, device }, layer, number) {
   return top + ROW_HEIGHTS[kind];
 }
 
+// The number of the lane in which a device's computations were measured, or -1.
 const measuredLane = ({ timeline }, device) =>
   timeline.lanes.findIndex((lane) => lane.device === device && lane.name.endsWith(", compute"));
 

@@ -4,7 +4,9 @@
 // A block is an interval of operators, as in blocks.js. A layer is a column of the drawing (not a layer of the model).
 // l: layer. The items of a layer are blocks, and lanes in which edges pass. inY, outY: where edges enter and leave.
 
-const SPACE = { across: 22, down: 12, lane: 10, row: 18, side: 18, head: 26, foot: 12 }; // pixels between things
+// Pixels: between columns, between the items of a column, height of a lane, between rows; margins of a frame at the
+// sides, at the top with its title, at the bottom.
+const SPACE = { across: 22, down: 12, lane: 10, row: 18, side: 18, head: 26, foot: 12 };
 const MOST_IN_LAYER = 8; // nodes
 // In place of the number of a child: an edge enters the frame from outside, or leaves it.
 const WAY_IN = -1;
@@ -50,6 +52,7 @@ function blockEdges(network, root, open) {
   return edges;
 }
 
+// picture: what is the same for all frames, {open, size, edges} (see layOut).
 function frameOf(block, picture, width) {
   const { size } = picture;
   const inside = Math.max(size.width, width - 2 * SPACE.side);
@@ -67,7 +70,7 @@ function frameOf(block, picture, width) {
 
 // ---- layers
 
-// The layers with their items: nodes, and lanes for the edges that pass.
+// The layers with their items: nodes, and lanes for the edges that pass. ways: by source, the edges that leave it.
 function filledLayers(nodes, edges) {
   const at = layerNumbers(nodes.length, edges);
   const layers = Array.from({ length: Math.max(...at) + 1 }, () => []);
@@ -90,7 +93,8 @@ const itemSize = (node) =>
     : { width: 0, height: SPACE.lane, inY: SPACE.lane / 2, outY: SPACE.lane / 2 };
 
 // Nodes are in the earliest layer after their producers that is not full. A node without producers is moved to the
-// layer before its first consumer.
+// layer before its first consumer. at: by node, its layer; full: by layer, how many nodes it has; fed: the nodes that
+// an edge from outside of the frame enters.
 function layerNumbers(count, edges) {
   const [from, to] = [Array.from({ length: count }, () => []), Array.from({ length: count }, () => [])];
   for (const edge of edges) {
@@ -222,7 +226,8 @@ function placedRows(layers, inside, top) {
 }
 
 // Dynamic programming over the layers: best[to] is the cheapest way to break layers 0 to `to` - 1 into rows.
-// passing: for each layer, how many edges enter it; inside: the width of a row.
+// passing: for each layer, how many edges enter it; inside: the width of a row. A row costs 1, and each edge beyond the
+// first that continues in the next row 0.2.
 function brokenRows(widths, passing, inside) {
   const best = [{ cost: 0, from: 0 }];
   for (let to = 1; to <= widths.length; to++) {
@@ -284,6 +289,8 @@ const meanOf = ({ sum, items }) => sum / items.length;
 
 // ---- the frame around the nodes, and the paths of edges
 
+// The frame enters and leaves at the mean height of the items that its outer edges meet; if there are none, in the
+// middle of the first and of the last row.
 function framed(block, nodes, edges, layers, rows) {
   const width = Math.max(...rows.map((row) => row.right)) + SPACE.side;
   const bottom = rows.at(-1).top + rows.at(-1).height;
@@ -335,7 +342,8 @@ function edgePath(items, frame, turns) {
   return path.join("");
 }
 
-// The path between two columns of a row: straight to the end of the column, then a curve through the gap.
+// The path between two columns of a row: straight to the end of the column, then a curve through the gap. a, b: items;
+// null for the entry (a) or the exit (b) of the frame.
 function stepPath(a, b, frame) {
   const from = a ? [a.column.right, a.y + a.outY] : [0, frame.inY];
   const to = b ? [b.column.left, b.y + b.inY] : [frame.width, frame.outY];

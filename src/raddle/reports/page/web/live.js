@@ -138,6 +138,7 @@ async function liveTake(job) {
   if (job.report) await liveShow(job.report);
 }
 
+// Posts a command about the running job ("/api/stop" or "/api/cancel"), and shows the job's new state.
 const liveTell = (path) => liveTry(async () => liveTake((await livePost(path, {})).job));
 
 function liveJobBox() {
@@ -199,7 +200,8 @@ function liveText(node, text) {
   if (node.textContent !== visible(text)) node.textContent = visible(text);
 }
 
-// The best step of each search over time. The lower bound is known only when the report is done.
+// The best step of each search over time; job.history: [seconds, ms of the best step, method]. The lower bound is known
+// only when the report is done.
 function liveChart(job, width) {
   const { height, left, right, top, bottom } = LIVE_CHART;
   const bound = job.lower_bound_ms || null;
@@ -326,6 +328,7 @@ function liveWhen(seconds) {
   return today ? time : `${day} ${time}`;
 }
 
+// Shows a stored report on this page; look: scroll to it.
 async function liveShow(name, look = false) {
   const response = await fetch(`/reports/${name}.html`, { cache: "no-store" });
   if (!response.ok) throw new Error("this report is not kept any more: load the page again.");
@@ -340,6 +343,7 @@ async function liveShow(name, look = false) {
   if (look) document.getElementById("page").scrollIntoView({ behavior: "smooth" });
 }
 
+// Marks the shown report in the list.
 function liveMark() {
   for (const item of live.parts.list.querySelectorAll("li")) {
     const shown = item.dataset.report === live.shown;

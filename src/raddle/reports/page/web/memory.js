@@ -50,7 +50,7 @@ function memoryView(section, page) {
   showMethod();
 }
 
-// The fullest device is last, so that its curve is drawn on top.
+// The fullest device is last, so that its curve is drawn on top: curves.at(-1) is its curve.
 function memoryCurves({ data, method }) {
   const curves = method.memory.curves.map((curve) => {
     const [time, bytes] = [data.column(curve.time), data.column(curve.bytes)];

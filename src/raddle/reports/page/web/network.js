@@ -221,7 +221,7 @@ function act(view, target) {
   if (opened) toggleBlock(view, opened, opened.children[0]);
   else if (closed) toggleBlock(view, closed, closed);
   else if (chosen) {
-    view.choosing = true;
+    view.choosing = true; // keeps revealOperator from opening the block that was clicked
     setCurrent(view, chosen);
     view.page.choose(principal(view.figures, chosen));
     view.choosing = false;

@@ -99,6 +99,8 @@ function partsOf(tiling, d) {
   return new Set(tiling.boxes.map(([lo]) => lo[d])).size;
 }
 
+// Other splits were timed for some groups of the plan that the page opens with. For others, the page of `raddle serve`
+// asks its server (page.explain, live.js); a page from a file shows the command to run.
 function operatorAlternatives(page, method, op) {
   const group = method.groups.find(({ members }) => members.includes(op));
   if (group) return alternativesOf(page, group, op);

@@ -45,6 +45,7 @@ class Page {
     this.notify("method");
   }
 
+  // Choosing the chosen operator again unselects it.
   choose(op) {
     this.op = op === this.op ? -1 : op;
     this.notify("op");

@@ -10,7 +10,7 @@ function show(data) {
   const draw = () => draws.forEach((drawChart) => drawChart());
   draw();
   window.onresize = draw;
-  window.raddle = { data, gone: new AbortController(), notify: () => {} }; // CSS sets the colours
+  window.raddle = { data, gone: new AbortController(), notify: () => {} }; // CSS changes the theme
   themeButton(window.raddle);
   document.documentElement.dataset.ready = "yes";
 }

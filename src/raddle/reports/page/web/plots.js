@@ -17,7 +17,7 @@ function plotBox(box, chart, tip) {
   const hidden = new Set();
   const place = el("div.plot");
   const left = el("p.left.soft");
-  const state = { at: null, points: [] };
+  const state = { at: null, points: [] }; // the selected point, and all drawn points
   const draw = () => {
     const lines = chart.lines.filter((_, l) => !hidden.has(l));
     const plot = layout({ ...chart, lines }, place.clientWidth);
@@ -69,7 +69,8 @@ function legendKey(line, style, hidden, l, draw) {
   return button;
 }
 
-// The layout of a chart: frame, ticks, and points {x, y, line, given} in pixels.
+// The layout of a chart in pixels: frame, ticks, and points {x, y, line, given}. given: the point in the data, [x, y,
+// text of x, text of y]. left: the number of points that cannot be drawn on a logarithmic axis.
 function layout(chart, width) {
   const height = Math.round(Math.min(340, Math.max(230, width * 0.5)));
   const drawable = ([x, y]) => (x > 0 || !chart.log_x) && (y > 0 || !chart.log_y);

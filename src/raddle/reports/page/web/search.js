@@ -22,7 +22,8 @@ function searchView(section, page) {
   draw();
 }
 
-// proposals: changes that the search tried; start: the plan that it began with; bound: the lower bound of a step.
+// proposals: changes that the search tried; start: the plan that it began with; stopped: a word for why it ended, such
+// as "budget"; bound: the lower bound of a step.
 function searchText({ search, bound, step_ms: step, search_s: seconds }) {
   const limit = bound
     ? `No plan takes less than ${msText(bound.ms)} (${bound.why}): ` +
@@ -32,12 +33,12 @@ function searchText({ search, bound, step_ms: step, search_s: seconds }) {
   const count = search.proposals ? ` after ${search.proposals} proposals` : "";
   const time = seconds ? ` in ${nsText(seconds * 1e9)}` : "";
   const as = search.searched_as ? ` Its times are with ${cut(search.searched_as, 200)}.` : "";
-  return `Found from '${search.start}'${count}${time}; the search stopped by: ${search.stopped}.${as} ${limit}`;
+  return `Found from '${search.start}'${count}${time}; the search ended because of: ${search.stopped}.${as} ${limit}`;
 }
 
 function paintSearch(canvas, page) {
   const { search, bound, step_ms: step, search_s: seconds } = page.method;
-  const points = search.history.map(([at, , best]) => [at, best]);
+  const points = search.history.map(([at, , best]) => [at, best]); // [seconds, proposals, ms of the best step]
   const data = page.data.methods.find((method) => method.label === "data" && !method.error);
   const last = Math.max(seconds ?? 0, points.at(-1)[0], 1e-3);
   const lines = [

@@ -3,6 +3,7 @@
 const LEAST_SPAN = 100; // ns
 const BEYOND = 0.1; // visible share of a step before it begins and after it ends
 
+// The value, limited to the range from `least` to `most`.
 const between = (least, value, most) => Math.max(least, Math.min(value, most));
 
 // The longer of the predicted and the measured step.

@@ -1,11 +1,13 @@
 // Draws a strip for every layer, in which each element has the colour of the device that computes it.
 
-// Pixels: the usual height, the least height of a row and of a copy in it, the largest height; elements that are at
-// least `visible` wide are separated by lines.
+// Pixels: the usual height of a strip, the least height of one line of boxes in it (`row`) and of a copy in this line,
+// the largest height of a strip; elements that are at least `visible` wide are separated by thin lines.
 const STRIP = { height: 20, row: 7, copy: 2, most: 84, visible: 5 };
-const STRIP_WORK = 0.002; // operators with less than this share of the work are left out
+// Operators that are shown only because they are split differently than their inputs need this share of the work.
+const STRIP_WORK = 0.002;
 
-// Printing shows all rows: the change of theme before it builds new rows, which must be drawn at once.
+// A page is printed with all rows. Before printing, the theme changes, which builds the rows anew; then they are drawn
+// at once, not when they come into view.
 const stripsPrinted = { now: false };
 window.addEventListener("beforeprint", () => (stripsPrinted.now = true));
 window.addEventListener("afterprint", () => (stripsPrinted.now = false));
@@ -57,8 +59,8 @@ function fillStrips(view) {
   markStrip(view, false);
 }
 
-// Layers with weights (of equal steps of one layer, only the first), and operators that are split differently than
-// their inputs.
+// Layers with weights (of those in one composite that are alike, such as time steps of an LSTM, only the first), and
+// operators that are split differently than their inputs.
 function stripOperators(data, method) {
   const { ops, edges } = data.network;
   const { text_of: texts } = method.tiles;
@@ -68,10 +70,10 @@ function stripOperators(data, method) {
   const like = new Set(edges.filter(([p, c]) => texts[p] === texts[c]).map(([, c]) => c));
   const fed = new Set(edges.map(([, c]) => c));
   const differs = (i) => fed.has(i) && !like.has(i) && work[i] > least;
-  const steps = new Set();
+  const shapes = new Set();
   const isNew = ({ composite, layer, kind, dims }, i) => {
-    const step = JSON.stringify([layer, kind, dims, texts[i]]);
-    return !composite || (!steps.has(step) && steps.add(step));
+    const shape = JSON.stringify([layer, kind, dims, texts[i]]);
+    return !composite || (!shapes.has(shape) && shapes.add(shape));
   };
   const weighs = (op, i) => (op.composite ? hasWeights(op) : op.params > 0) && isNew(op, i);
   return ops.flatMap((op, i) => (weighs(op, i) || differs(i) ? [i] : []));
@@ -108,6 +110,7 @@ function redrawStrips(view) {
 }
 
 // parts: the operator's split letters, their cuts, and its cells with their devices (tilingCells in splits.js).
+// lines: how many lines of boxes the strip has, one below the other; the first letter goes across.
 function drawStrip(view, row) {
   if (row.strip) return;
   const { data, method } = view.page;

@@ -54,8 +54,8 @@ class TimelineView {
     });
     this.canvas.addEventListener("pointermove", (event) => this.hover(event));
     this.canvas.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && this.leave());
-    const seen = { passive: true, signal: page.gone.signal };
-    window.addEventListener("scroll", () => this.leave(), seen);
+    const options = { passive: true, signal: page.gone.signal };
+    window.addEventListener("scroll", () => this.leave(), options);
     this.canvas.addEventListener("keydown", (event) => this.key(event));
     this.canvas.addEventListener("focus", () => this.redraw());
     this.canvas.addEventListener("blur", () => this.redraw());
@@ -207,6 +207,7 @@ class TimelineView {
     return { from, to, lanes: lanes.length, slices: count, frames: [...this.frames], hovered };
   }
 
+  // [kind, name, phase, number of the operator or -1, micro-batch] of a slice.
   titleOf({ row: { layer, slices }, place }) {
     return layer.timeline.titles[layer.title[slices[place]]];
   }
@@ -254,7 +255,7 @@ class TimelineView {
   }
 
   select(hit) {
-    const op = this.titleOf(hit)[3];
+    const [, , , op] = this.titleOf(hit);
     if (op >= 0) this.page.choose(op);
   }
 
@@ -283,6 +284,7 @@ class TimelineView {
       ArrowUp: () => this.focusRow(-1), ArrowDown: () => this.focusRow(1),
       n: step(1), "]": step(1), p: step(-1), "[": step(-1),
       Enter: () => this.focused && this.select(this.focused),
+      // choosing the chosen operator again unselects it
       Escape: () => (page.op >= 0 ? page.choose(page.op) : this.leaveFocus()),
     }; // prettier-ignore
   }
@@ -336,15 +338,15 @@ class TimelineView {
     drawTimeline(this.context, {
       page: this.page,
       rows: this.rows,
-      palette: this.palette,
-      plot: this.plot(),
-      size: [this.width, this.height],
-      ratio: this.ratio,
-      top: Math.round(this.scroller.scrollTop),
+      palette: this.palette, // colours of the theme (lanePalette)
+      plot: this.plot(), // the part that shows time: left, top, width, height
+      size: [this.width, this.height], // CSS pixels, like plot
+      ratio: this.ratio, // pixels of the canvas per CSS pixel
+      top: Math.round(this.scroller.scrollTop), // how far the rows are scrolled
       font: this.font,
-      band: this.criticalOnly ? 4 : 2,
+      band: this.criticalOnly ? 4 : 2, // CSS pixels at the bottom of a slice that mark the critical path
       measured: this.withMeasured ? this.measured : null,
-      hovered: this.hovered,
+      hovered: this.hovered, // {row, place}, as in `at`
       focused: document.activeElement === this.canvas ? this.focused : null,
     });
     this.frames.push(performance.now() - began);

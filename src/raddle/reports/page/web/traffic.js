@@ -35,6 +35,7 @@ function trafficPairs(page) {
   return { source, target, bytes, total, most, heaviest, count: plan.devices };
 }
 
+// together: whether the devices of pair i are on one node; cluster.devices[d] is [kind, node, bytes of memory].
 function trafficText(page, { source, target, total, most, heaviest }) {
   const text = (words) => document.createTextNode(words);
   if (heaviest < 0) return text("Nothing is sent between devices.");
