@@ -31,9 +31,14 @@ from raddle.zoo.losses import class_loss, class_loss_with_auxiliary
 TINY = [name for name in zoo.names() if name.endswith("-tiny")]
 
 
+def training_batch(name: str) -> int | None:
+    """The zoo's, or for Inception so many samples that each of 4 devices has two values per channel."""
+    return 8 if name == "inception_v3-tiny" else None
+
+
 @cache
 def training_graph(name: str) -> Graph:
-    work = zoo.load(name)
+    work = zoo.load(name, batch=training_batch(name))
     return capture(work.model.train(), work.inputs, targets=work.targets, loss=work.loss, name=name)
 
 
@@ -76,7 +81,7 @@ def adapt_and_check(
     """
     training = lower(graph, plan)
     result = adapt(plan, graph, other)
-    program = lower(other, result)
+    program = lower(other, result, train=False)
     check(program)
     assert_parameters_held(program, training)
     for kinds in (["activation"], ["activation", "partial"]):
@@ -89,7 +94,7 @@ def adapt_and_check(
 
 @pytest.mark.parametrize("name", TINY)
 def test_baselines_move_no_more_than_in_training(name: str) -> None:
-    graph, other = training_graph(name), evaluation_graph(name)
+    graph, other = training_graph(name), evaluation_graph(name, training_batch(name))
     for devices in (2, 3, 4):
         for method in sorted(BASELINES.keys() - {"filter-horizontal"}):  # which is `model`
             adapt_and_check(plan_for(graph, cluster(f"local:{devices}"), method), graph, other)

@@ -149,4 +149,4 @@ def test_local_statistics_of_one_value_are_refused() -> None:
     with pytest.raises(InputError, match=r"one value of each channel of '1.moments'.*bn: global"):
         lowered(graph, 4, quarters, bn="local")
     lowered(graph, 4, quarters)
-    lowered(graph, 2, {name: "n/2 @0,1" for name in quarters}, bn="local")
+    lowered(graph, 2, dict.fromkeys(quarters, "n/2 @0,1"), bn="local")

@@ -24,7 +24,12 @@ from raddle.plans.pipelining import stage_of
 from raddle.plans.plan import Plan
 from raddle.plans.regions import operand_regions
 from raddle.plans.tiling import Tiling
-from raddle.program.merges import is_local_statistics, is_partial, place_merge
+from raddle.program.merges import (
+    is_local_statistics,
+    is_partial,
+    place_merge,
+    refuse_statistics_of_one_value,
+)
 from raddle.program.program import Cell, Message, Variant
 from raddle.program.replicated_loss import replicated_loss_ops
 from raddle.program.value_holders import (
@@ -134,6 +139,8 @@ class LoweredVariant:
     def add_op(self, op: Op) -> None:
         """Works out where an operator's results are merged, and which messages bring them to consumers."""
         tiling = self.plan.tiles[op.name]
+        if self.active:
+            refuse_statistics_of_one_value(op, tiling, self.plan.bn)
         if is_partial(op, tiling, self.plan.bn):
             self._add_merge(op, tiling)
         for k, name in enumerate(op.outputs):

@@ -40,11 +40,6 @@ def is_partial(op: Op, tiling: Tiling, bn: str) -> bool:
     if not is_local_statistics(op, bn):
         return True
     # Local batch statistics are not merged: those of each tile count as a copy of the result.
-    if any(_values_per_channel(op, box) == 1 for box in tiling.boxes):
-        raise InputError(
-            f"with bn: local, a device has one value of each channel of '{op.name}', and one value has no "
-            "variance: use bn: global, a larger batch, or fewer devices."
-        )
     if len(set(tiling.devices)) == len(tiling.devices):
         return False
     outputs_and_devices = [(op.space.output_boxes(t.box)[0], t.device) for t in tiling.tiles]
@@ -54,6 +49,15 @@ def is_partial(op: Op, tiling: Tiling, bn: str) -> bool:
             "use bn: global, or fewer tiles."
         )
     return False
+
+
+def refuse_statistics_of_one_value(op: Op, tiling: Tiling, bn: str) -> None:
+    """Raises InputError, as PyTorch does in training, if a batch norm takes the variance of one value."""
+    if is_local_statistics(op, bn) and any(_values_per_channel(op, b) == 1 for b in tiling.boxes):
+        raise InputError(
+            f"with bn: local, a device has one value of each channel of '{op.name}', and one value has no "
+            "variance: use bn: global, a larger batch, or fewer devices."
+        )
 
 
 def _values_per_channel(op: Op, box: Box) -> int:

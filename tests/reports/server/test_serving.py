@@ -21,7 +21,7 @@ def test_a_report_is_made_kept_and_deleted(served):
     assert answer["error"].startswith("lenet on local:2 is running: ")
 
     status, answer = served.post("/api/stop", {})
-    assert (status, answer["error"][:20]) == (400, "no search is running")
+    assert (status, answer["error"][:21]) == (400, "this report has no se")
 
     job = served.wait(lambda job: job["of"] > 0)
     assert job["step"]

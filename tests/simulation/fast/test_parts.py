@@ -120,7 +120,7 @@ def test_messages_are_listed_in_the_order_of_a_program() -> None:
 def test_operators_of_one_space_that_are_tiled_alike_share_a_number() -> None:
     graph = mlp()
     tiles = make_plan(graph, dict.fromkeys((op.name for op in graph.ops), "@0"), 2).tiles
-    tilings, op = Tilings("global"), graph.ops[0]
+    tilings, op = Tilings("global", training=True), graph.ops[0]
     assert tilings.numbered(op, tiles[op.name]) is tilings.numbered(op, tiles[op.name])
     assert not tilings.is_partial(op, tilings.numbered(op, tiles[op.name]))
 

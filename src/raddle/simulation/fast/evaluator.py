@@ -67,7 +67,8 @@ class Evaluator:
         self.composites = Composites(
             self.compute_rows.fused_costs.native_calls, self.index.op_number
         )
-        self.store, self.tilings = RowStore(), Tilings(plan.bn)
+        self.store = RowStore()
+        self.tilings = Tilings(plan.bn, training=bool(self.index.active))
         self.tiles: list[NumberedTiling] = [None] * len(graph.ops)  # type: ignore[list-item]
         # By operator: the key and the rows of the merge of its partial results; None if there is no merge.
         self.merges: list[tuple[MergeKey | None, MergeRows]] = [(None, MergeRows())] * len(
@@ -244,7 +245,8 @@ class Evaluator:
         """Drops all rows and builds those of the current plan again."""
         ops = self.index.graph.ops
         tiles = {op.name: self.tiles[i].tiling for i, op in enumerate(ops)}
-        self.store, self.tilings = RowStore(), Tilings(self.tilings.bn)
+        self.store = RowStore()
+        self.tilings = Tilings(self.tilings.bn, training=self.tilings.training)
         self.plan_rows.clear()
         self.parameter_sync.clear()
         self.replicated_loss.clear()

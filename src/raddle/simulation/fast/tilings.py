@@ -16,7 +16,7 @@ import numpy as np
 from raddle.costs.native_calls import tiling_signature
 from raddle.graph.graph import Op
 from raddle.plans.tiling import Grid, Tiling
-from raddle.program.merges import is_partial
+from raddle.program.merges import is_partial, refuse_statistics_of_one_value
 from raddle.simulation.fast.regions import Regions, regions
 
 Array = np.ndarray
@@ -44,10 +44,13 @@ class Reader(NamedTuple):
 
 
 class Tilings:
-    """All numbered tilings; bn: the scope of batch norm's statistics (plans/plan.py)."""
+    """All numbered tilings.
 
-    def __init__(self, bn: str) -> None:
-        self.bn = bn
+    bn: the scope of batch norm's statistics (plans/plan.py). training: whether there is a backward.
+    """
+
+    def __init__(self, bn: str, *, training: bool) -> None:
+        self.bn, self.training = bn, training
         self._numbered: dict[tuple[int, Tiling], NumberedTiling] = {}
         self._partials: dict[tuple[str, int], bool] = {}
         self._signatures: dict[int, object] = {}
@@ -81,5 +84,7 @@ class Tilings:
             return False
         key = (op.name, tiled.number)
         if key not in self._partials:
+            if self.training:
+                refuse_statistics_of_one_value(op, tiled.tiling, self.bn)
             self._partials[key] = is_partial(op, tiled.tiling, self.bn)
         return self._partials[key]
