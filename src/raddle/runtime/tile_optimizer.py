@@ -19,6 +19,7 @@ from raddle.runtime.executor import Executor
 from raddle.runtime.setup import Setup
 
 Pairs = list[tuple[str, nn.Parameter]]
+Groups = list[tuple[dict[str, Any], list[str]]]  # options of a group, and names of its parameters
 Factory = Callable[[Any], Optimizer]  # called with pairs, which torch.optim takes as they are
 MakeOptimizer = Factory | Optimizer
 # Optimizers that need whole tensors (their norms, factors, inner products), so tiles are not enough.
@@ -28,7 +29,10 @@ WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon")
 def make_optimizer(setup: Setup, executor: Executor, make: MakeOptimizer) -> Optimizer:
     """Returns the optimizer of the parameters that this rank updates."""
     pairs = _pairs(setup, executor)
-    optimizer = _rebuild(make, setup.model, pairs) if isinstance(make, Optimizer) else make(pairs)
+    if isinstance(make, Optimizer):
+        optimizer = rebuild(make, named_groups(make, setup.model), pairs)
+    else:
+        optimizer = make(pairs)
     if not isinstance(optimizer, Optimizer):
         raise InputError(
             f"the function for the optimizer returned a {type(optimizer).__name__}: return a "
@@ -65,14 +69,17 @@ def _pairs(setup: Setup, executor: Executor) -> Pairs:
     return [(name, p) for name in names for p in tiles.get(name) or [empty()]]
 
 
-def _rebuild(optimizer: Optimizer, model: nn.Module, pairs: Pairs) -> Optimizer:
-    """Returns an optimizer of the same class, defaults and groups, for tiles instead of parameters."""
+def rebuild(optimizer: Optimizer, named: Groups, pairs: Pairs) -> Optimizer:
+    """Returns an optimizer of the same class, defaults and groups, for tiles instead of parameters.
+
+    named: the groups of the optimizer; pairs: tiles with the names of their parameters.
+    """
     tiles: dict[str, Pairs] = {}
     for name, tile in pairs:
         tiles.setdefault(name, []).append((name, tile))
     groups = [
         {**group, "params": [pair for name in names for pair in tiles[name]]}
-        for group, names in named_groups(optimizer, model)
+        for group, names in named
     ]
     accepted = inspect.signature(type(optimizer).__init__).parameters
     defaults = {name: v for name, v in optimizer.defaults.items() if name in accepted}
@@ -85,7 +92,7 @@ def _rebuild(optimizer: Optimizer, model: nn.Module, pairs: Pairs) -> Optimizer:
         ) from error
 
 
-def named_groups(optimizer: Optimizer, model: nn.Module) -> list[tuple[dict[str, Any], list[str]]]:
+def named_groups(optimizer: Optimizer, model: nn.Module) -> Groups:
     """Returns the options of each parameter group, with the names of its parameters in the module.
 
     Raises InputError if the optimizer has other parameters than the module.

@@ -102,7 +102,7 @@ def parallelize(
     True
     >>> trainer.close()
     """
-    place = _place(device)
+    place = place_of(device)
     if accumulate < 1:
         raise InputError(f"accumulate is {accumulate}: it needs at least one step.")
     if autocast is not None:
@@ -171,7 +171,7 @@ def warn_of_emulation(autocast: torch.dtype, place: torch.device) -> None:
         )
 
 
-def _place(device: torch.device | str | None) -> torch.device:
+def place_of(device: torch.device | str | None) -> torch.device:
     """Returns the torch device of this rank: the given one, else its GPU, else the CPU."""
     if device is not None:
         return torch.device(device)
