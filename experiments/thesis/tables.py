@@ -133,7 +133,7 @@ def _mixed_text(further: Further) -> str:
     """Returns a sentence: bytes if every layer chooses its own axis, relative to other partitions."""
     parts: Sequence[str] = [
         f"{volumes['mixed, least bytes'].nbytes / volumes['coarse-grain, FLOPs'].nbytes:.2f} "
-        f"of those of the coarse partition with FLOPs as weights, and "
+        f"of the bytes of the coarse partition (weights: FLOPs) and "
         f"{volumes['mixed, least bytes'].nbytes / volumes['data parallelism'].nbytes:.3f} of "
         f"those of data parallelism at N = {n}"
         for n, volumes in further.items()

@@ -76,9 +76,10 @@ def place_merge(
 ) -> tuple[tuple[Cell, ...], tuple[Message, ...]]:
     """Returns the cells of an operator's output, and the messages that bring the parts to their devices.
 
-    readers: the devices of its consumers. element_bytes: of the result. replicated: whether every device
-    merges the result, because it belongs to a replicated loss (replicated_loss.py). sums: a tiling that
-    says where cells are merged, if the plan has one for the operator; not used if replicated.
+    readers: the devices of its consumers. element_bytes: bytes of an element of the result. replicated:
+    whether every device merges the result, because it belongs to a replicated loss (replicated_loss.py).
+    sums: a tiling that says where cells are merged, if the plan has one for the operator; not used if
+    replicated.
     """
     tiles = tiling.tiles
     first_copy: dict[Box, int] = {}  # if a tile has copies, only the first contributes
