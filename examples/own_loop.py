@@ -1,5 +1,6 @@
-"""A training loop of one's own, for a CNN or a transformer: DataLoader, scheduler, clipping, weight decay by
-name, validation and checkpoint.
+"""A training loop of one's own for a CNN or a transformer.
+
+It has a DataLoader, a scheduler, clipping, weight decay by name, validation and a checkpoint.
 
 Lines marked - are plain PyTorch only, + raddle only: six lines change.
 
