@@ -13,7 +13,6 @@ import torch
 from rows import Example, Row
 from torch import Tensor, nn
 
-import raddle.graph.torch_export as torch_export
 from raddle.errors import InputError
 from raddle.graph.arguments import leaves
 from raddle.graph.capture import capture
@@ -72,18 +71,13 @@ def sentence(error: BaseException) -> str:
 
 
 def plain_step(example: Example, graph: Graph | None) -> tuple[Tensor, dict[str, Tensor]]:
-    """Runs a step of the module; graph: gives its dropout masks, None: torch draws them."""
-    model, inputs, targets, loss_function, _ = example
-
-    def forward() -> Tensor:
-        output = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
-        return loss_function(output, *targets)
-
+    """Runs a step of the module; graph: gives its random numbers, None: torch draws them."""
+    model, batch = example.model, example.batch
     if graph is None:
-        loss = forward()
+        loss = example.loss(model, batch)
     else:
         with Substitutes(graph, SEED) as substitutes:
-            loss = forward()
+            loss = example.loss(model, batch)
         substitutes.finish()
     return loss, gradients(loss, model)
 
@@ -101,14 +95,11 @@ def export_outcomes(example: Example, *, strict: bool) -> Result:
     result: Result = {}
     for key, is_strict in (("export", False), ("strict_export", True))[: 2 if strict else 1]:
         copied = copy.deepcopy(example)
-        model, inputs, targets, loss, _ = copied
-        names = list(inputs) if isinstance(inputs, dict) else None
-        values = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
-        step = StepModule(model, names, len(values), loss)
+        step = StepModule(copied.model, copied.batch, copied.loss)
+        tensors = tuple(leaf for _, leaf in leaves(copied.batch) if isinstance(leaf, Tensor))
         start = time.perf_counter()
         try:
-            with torch_export._without_warnings():
-                torch.export.export(step, (*values, *targets), strict=is_strict)
+            torch.export.export(step, tensors, strict=is_strict)
             result[key] = "ok"
         except Exception as error:
             result[key] = sentence(error)
@@ -118,10 +109,9 @@ def export_outcomes(example: Example, *, strict: bool) -> Result:
 
 def capture_outcome(example: Example, compared: bool) -> Result:
     """Captures the model and compares a step in float64, whole and with random tiles."""
-    model, inputs, targets, loss, _ = example
     start = time.perf_counter()
     try:
-        graph = capture(model, inputs, targets=targets, loss=loss)
+        graph = capture(example.model, example.batch, example.loss)
     except Exception as error:
         outcome = "refused" if isinstance(error, InputError) else "raddle failed"
         return {
@@ -144,7 +134,7 @@ def compare(example: Example) -> Result:
     """Compares loss and gradients of the graph and of the plain module in float64."""
     double = to_float64(example)
     with default_dtype(torch.float64), DoublePrecisionMode():
-        graph = capture(double.model, double.inputs, targets=double.targets, loss=double.loss)
+        graph = capture(double.model, double.batch, double.loss)
         expected_loss, expected = plain_step(
             double._replace(model=copy.deepcopy(double.model)), graph
         )
@@ -176,9 +166,8 @@ def graph_step(
     graph: Graph, example: Example, options: dict[str, Any]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Runs a step of the graph, in one process."""
-    model, inputs, targets, _, _ = example
-    arguments = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
-    tensors = [t for t in leaves([arguments, targets]) if isinstance(t, Tensor)]
+    model = example.model
+    tensors = [leaf for _, leaf in leaves(example.batch) if isinstance(leaf, Tensor)]
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     given = {**state, **dict(zip(graph.inputs, tensors, strict=True))}
     values = interpret(graph, given, seed=SEED, **options)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from raddle.graph.supervised import Supervised, supervised
+
 
 class Example(NamedTuple):
     """A small model with the arguments of `raddle.capture`."""
@@ -15,8 +17,20 @@ class Example(NamedTuple):
     model: nn.Module
     inputs: Sequence[Any] | Mapping[str, Any]
     targets: Sequence[Tensor]
-    loss: Callable[..., Tensor]
+    criterion: Callable[..., Tensor]  # (output, *targets) -> loss
     configuration: str  # the class or the name that was built
+
+    @property
+    def batch(self) -> Any:
+        """The inputs, then the targets."""
+        if isinstance(self.inputs, Mapping):
+            assert not self.targets
+            return dict(self.inputs)
+        return [*self.inputs, *self.targets]
+
+    @property
+    def loss(self) -> Supervised:
+        return supervised(self.criterion, targets=len(self.targets))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from raddle.errors import InputError
 from raddle.graph.capture import capture
+from raddle.graph.supervised import supervised
+
+MEAN_SQUARE = supervised(lambda y: y.square().mean(), targets=0)
 
 
 class LayerDrop(nn.Module):
@@ -35,7 +38,7 @@ class LayerDrop(nn.Module):
 )
 def test_certain_comparisons(probability: float, compare: str, layers: int) -> None:
     model = nn.Sequential(LayerDrop(probability, compare), nn.Linear(4, 2))
-    graph = capture(model, [torch.randn(3, 4)], loss=lambda y: y.square().mean())
+    graph = capture(model, [torch.randn(3, 4)], MEAN_SQUARE)
     assert sum(op.kind == "linear" for op in graph.ops) == layers + 1
     assert not any(op.kind == "draw" for op in graph.ops)
 
@@ -44,11 +47,11 @@ def test_certain_comparisons(probability: float, compare: str, layers: int) -> N
 def test_chance_is_refused_with_the_line(probability: float, compare: str) -> None:
     model = LayerDrop(probability, compare)
     with pytest.raises(InputError, match=r"test_certain_values.py:\d+ in forward.*layerdrop = 0"):
-        capture(model, [torch.randn(3, 4)], loss=lambda y: y.square().mean())
+        capture(model, [torch.randn(3, 4)], MEAN_SQUARE)
 
 
 def test_not_in_training() -> None:
-    graph = capture(LayerDrop(0.5).eval(), [torch.randn(3, 4)], loss=lambda y: y.square().mean())
+    graph = capture(LayerDrop(0.5).eval(), [torch.randn(3, 4)], MEAN_SQUARE)
     assert sum(op.kind == "linear" for op in graph.ops) == 3
 
 
@@ -67,10 +70,10 @@ class Ranges(nn.Module):
 def test_list_of_a_range() -> None:
     """As in MONAI's Dice loss. A range that was written to is asked of torch, which refuses."""
     x = torch.randn(3, 5, 4)
-    graph = capture(Ranges(False), [x], loss=lambda y: y.square().mean())
+    graph = capture(Ranges(False), [x], MEAN_SQUARE)
     assert [v.shape for v in graph.values.values() if v.letters == "n" and v.role == "op"] == [(3,)]
     with pytest.raises(InputError, match=r"test_certain_values.py:\d+"):
-        capture(Ranges(True), [x], loss=lambda y: y.square().mean())
+        capture(Ranges(True), [x], MEAN_SQUARE)
 
 
 class Failing(nn.Module):
@@ -81,5 +84,5 @@ class Failing(nn.Module):
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     """torch.export prints the graph that it has when it fails."""
     with pytest.raises(InputError, match=r"Failing cannot be captured at .*test_certain_values.py"):
-        capture(Failing(), [torch.randn(3, 4)], loss=lambda y: y.square().mean())
+        capture(Failing(), [torch.randn(3, 4)], MEAN_SQUARE)
     assert capfd.readouterr() == ("", "")

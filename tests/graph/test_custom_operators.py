@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from raddle.graph.capture import capture
 from raddle.graph.interpret import interpret
 from raddle.graph.opaque_flops import opaque_flops_per_point
+from raddle.graph.supervised import supervised
+
+MEAN_SQUARE = supervised(lambda y: y.square().mean(), targets=0)
 
 
 @torch.library.custom_op("raddle_test::cube", mutates_args=())
@@ -46,7 +49,7 @@ def test_operator_keeps_its_backward() -> None:
     """torch.export keeps such an operator, whose backward is registered with it."""
     torch.manual_seed(0)
     model, x = Cubes().double(), torch.randn(5, 4, dtype=torch.float64)
-    graph = capture(model, [x], loss=lambda y: y.square().mean())
+    graph = capture(model, [x], MEAN_SQUARE)
     assert [op.label for op in graph.opaque_ops] == ["cube"]
     parameters = dict(model.named_parameters())
     loss = interpret(graph, {"x": x, **parameters})[graph.loss or ""]

@@ -24,9 +24,11 @@ from raddle.graph.graph import Graph
 from raddle.graph.interpret import interpret
 from raddle.graph.ops.draws import Distribution, draw
 from raddle.graph.ops.random import random_key, stream_of
+from raddle.graph.supervised import supervised
 from raddle.verification.substitutes import Substitutes
 
 SAMPLES = 6
+MEAN_SQUARE = supervised(lambda y: y.square().mean(), targets=0)
 # distribution, parameters, mean, variance
 MOMENTS = [
     (Distribution.UNIFORM, (0.0, 1.0), 0.5, 1 / 12),
@@ -168,7 +170,7 @@ class Net(nn.Module):
 def captured(function: Callable[[Tensor, float], Tensor]) -> tuple[Graph, Net, Tensor]:
     torch.manual_seed(0)
     model, x = Net(function).double(), torch.randn(SAMPLES, 2, 5, dtype=torch.float64)
-    return capture(model, [x], loss=lambda y: y.square().mean()), model, x
+    return capture(model, [x], MEAN_SQUARE), model, x
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
