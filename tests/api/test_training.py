@@ -21,6 +21,7 @@ import raddle
 from raddle.api import candidates
 from raddle.errors import InputError
 from raddle.plans.plan_file import save, to_dict
+from raddle.runtime import trainer as runtime
 from raddle.runtime.optimizer_size import state_elements
 from raddle.runtime.trainer import Trainer
 from raddle.transport.thread_transport import Hub
@@ -69,7 +70,7 @@ def plain(steps: int) -> list[float]:
         loss = LOSS(model, batch())
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return losses
 
 
@@ -157,6 +158,22 @@ def test_without_tuning_no_step_is_taken(
     plans = on_ranks(2, lambda trainer: trainer.plan, tune=False)
     assert plans[0] == plans[1]
     assert "2 ranks train by the plan 'searched plan'." in capsys.readouterr().err
+
+
+def test_a_candidate_that_a_rank_cannot_run_is_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_trainer = runtime.make_trainer
+
+    def refuse(model: Any, plan: Any, make: Any, transport: Any, *more: Any, **named: Any) -> Any:
+        trainer = make_trainer(model, plan, make, transport, *more, **named)
+        if plan.sync.startswith("sharded") and transport.rank == 1:
+            raise InputError("this rank cannot.")
+        return trainer
+
+    monkeypatch.setattr(runtime, "make_trainer", refuse)
+    assert on_ranks(2, lambda trainer: trainer.plan.sync) == ["allreduce"] * 2
+    assert candidates.SHARDED not in capsys.readouterr().err
 
 
 def test_a_failed_search_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
