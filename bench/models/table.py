@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 README = Path(__file__).parent / "README.md"
@@ -16,6 +15,7 @@ NOT_RUN = ("not built", "not trained", "ended")
 def write(results: dict[str, dict[str, Any]]) -> None:
     """Replaces the two tables between the marks of the README."""
     text = README.read_text()
+    results = {key: row for key, row in results.items() if "outcome" in row}
     rows = list(results.values())
     for mark, table in (("libraries", libraries(rows)), ("rest", others(results))):
         pattern = rf"(<!-- {mark} -->\n).*?(<!-- end of {mark} -->)"
@@ -26,9 +26,9 @@ def write(results: dict[str, dict[str, Any]]) -> None:
 def libraries(rows: Rows) -> str:
     """The table by library."""
     lines = [
-        "| library | architectures | train here | torch.export | captured and equal | of those exported "
-        "| without opaque operators | capture ÷ export, median |",
-        "|---|---|---|---|---|---|---|---|",
+        "| library | architectures | train here | torch.export | captured before | captured now "
+        "| of those exported | compared: equal | without opaque operators |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for library in dict.fromkeys(row["library"] for row in rows):
         lines.append(_library(library, [row for row in rows if row["library"] == library]))
@@ -40,12 +40,13 @@ def _library(library: str, rows: Rows) -> str:
     exported = [r for r in trained if r.get("export") == "ok"]
     captured = [r for r in trained if r["outcome"] == "captured"]
     both = [r for r in exported if r["outcome"] == "captured"]
+    before = sum(r.get("before") == "captured" for r in trained)
+    compared = [r for r in trained if "errors" in r]
+    equal = sum(r["outcome"] == "captured" for r in compared)
     whole = sum(not r["opaque"] for r in captured)
-    ratios = [r["capture_s"] / r["export_s"] for r in both if r.get("export_s")]
-    ratio = f"{median(ratios):.2f}" if ratios else "–"
     return (
-        f"| {library} | {len(rows)} | {len(trained)} | {len(exported)} | {len(captured)} "
-        f"| {len(both)} of {len(exported)} | {whole} | {ratio} |"
+        f"| {library} | {len(rows)} | {len(trained)} | {len(exported)} | {before} | {len(captured)} "
+        f"| {len(both)} of {len(exported)} | {equal} of {len(compared)} | {whole} |"
     )
 
 

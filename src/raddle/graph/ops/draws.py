@@ -17,7 +17,7 @@ call into operators of the builder `b`. `A` is torch.ops.aten.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -53,17 +53,14 @@ class Distribution(Enum):
         return self.value
 
 
-# (box, shape of the whole tensor, key) -> uniform numbers in [0, 1)
-Uniform = Callable[[Box, Sequence[int], Tensor], Tensor]
-
-
 def unit_interval(
     box: Box, shape: Sequence[int], key: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Returns uniform numbers from 0 to 1, without 1, for a box of a tensor of this shape."""
     count = _BITS.get(dtype, _MOST_BITS)
     bits = (random_bits(box, shape, key) >> (32 - count)) & (2**count - 1)
-    return bits.to(dtype) * 2.0**-count
+    uniform: Tensor = bits.to(dtype) * 2.0**-count
+    return uniform
 
 
 def draw(
