@@ -58,9 +58,9 @@ def unit_interval(
 ) -> Tensor:
     """Returns uniform numbers from 0 to 1, without 1, for a box of a tensor of this shape."""
     count = _BITS.get(dtype, _MOST_BITS)
-    bits = (random_bits(box, shape, key) >> (32 - count)) & (2**count - 1)
-    uniform: Tensor = bits.to(dtype) * 2.0**-count
-    return uniform
+    bits = (random_bits(box, shape, key) >> (32 - count)) & ((1 << count) - 1)
+    scale: float = 2.0**-count
+    return bits.to(dtype) * scale
 
 
 def draw(
