@@ -121,29 +121,40 @@ def _in_processes(
     rows: list[Any], results: dict[str, Any], options: argparse.Namespace
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Measures each row in a forked process, two at a time; the libraries are imported once, before."""
-    waiting, running = list(rows), {}
-    while waiting or running:
-        while waiting and len(running) < PROCESSES:
-            row = waiting.pop(0)
-            reader, writer = os.pipe()
-            if (pid := os.fork()) == 0:
-                os.close(reader)
+    waiting = list(rows)
+    running: dict[int, tuple[Any, int, float]] = {}  # by process: row, end of its pipe, start
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        while waiting or running:
+            while waiting and len(running) < PROCESSES:
+                row = waiting.pop(0)
                 is_exported = "export" in results.get(f"{row.library}/{row.name}", {})
-                _measure_in_child(row, options, is_exported, writer)
-            os.close(writer)
-            running[pid] = (row, reader, time.monotonic())
-        for pid, (row, reader, start) in list(running.items()):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            seconds = time.monotonic() - start
-            if not done and seconds > SECONDS:
-                os.kill(pid, signal.SIGKILL)
-                _, status = os.waitpid(pid, 0)
-                done = pid
-            if done:
-                del running[pid]
-                text = _read_all(reader)
-                yield row, {**_result(row, text, status, seconds), "seconds": round(seconds, 1)}
-        time.sleep(0.05)
+                pid, reader = _start(row, options, is_exported)
+                running[pid] = row, reader, time.monotonic()
+            for pid, (row, reader, start) in list(running.items()):
+                seconds = time.monotonic() - start
+                if seconds > SECONDS:
+                    os.kill(pid, signal.SIGKILL)
+                done, status = os.waitpid(pid, 0 if seconds > SECONDS else os.WNOHANG)
+                if done:
+                    del running[pid]
+                    result = _result(row, _read_all(reader), status, seconds)
+                    yield row, {**result, "seconds": round(seconds, 1)}
+            time.sleep(0.05)
+    finally:  # the sweep was ended
+        for pid in running:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _start(row: Any, options: argparse.Namespace, is_exported: bool) -> tuple[int, int]:
+    """Forks a process that measures a row; returns its number and the pipe for its result."""
+    reader, writer = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.close(reader)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _measure_in_child(row, options, is_exported, writer)
+    os.close(writer)
+    return pid, reader
 
 
 def _result(row: Any, text: str, status: int, seconds: float) -> dict[str, Any]:
