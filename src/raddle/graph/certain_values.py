@@ -30,6 +30,11 @@ COMPARISONS: dict[Any, Compare] = {
     **dict.fromkeys((torch.gt, Tensor.gt, Tensor.__gt__), operator.gt),
     **dict.fromkeys((torch.ge, Tensor.ge, Tensor.__ge__), operator.ge),
 }
+# The code of torch and of raddle, and code without a file, is not the user's. With a separator at the end:
+# torchvision is no part of torch.
+LIBRARIES = (
+    os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep, "<",
+)  # fmt: skip
 LARGEST_UNIFORM = 1 - 2**-53  # the largest number that torch.rand gives, in float64
 
 
@@ -96,8 +101,7 @@ def _certain(answer: bool | None) -> bool:
 
 def _calling_line() -> str:
     """Returns the file and line of the code that asked, or ""."""
-    libraries = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
     for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith((*libraries, "<")):
+        if not frame.filename.startswith(LIBRARIES):
             return f" (at {frame.filename}:{frame.lineno} in {frame.name}: {frame.line})"
     return ""
