@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from raddle.errors import InputError
-from raddle.graph.certain_values import CertainValues
+from raddle.graph.certain_values import LIBRARIES, CertainValues
 from raddle.graph.snapshot import restore_on_exit
 from raddle.graph.step_module import StepModule, Traced
 
@@ -135,16 +135,9 @@ def _user_location(error: BaseException) -> str:
 
     The place is the innermost frame that is neither in torch nor in raddle.
     """
-    # With a separator at the end: torchvision is no part of torch.
-    library_folders = tuple(
-        os.path.dirname(file) + os.sep for file in (torch.__file__, os.path.dirname(__file__))
-    )
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
-        if (
-            not frame.filename.startswith((*library_folders, "<"))
-            and "contextlib" not in frame.filename
-        ):
+        if not frame.filename.startswith(LIBRARIES) and "contextlib" not in frame.filename:
             return f" at {frame.filename}:{frame.lineno} in {frame.name} ({frame.line})"
     return ""
 
