@@ -19,8 +19,8 @@ from raddle.graph import capture as capturing
 from raddle.graph.capture import capture
 from raddle.searches.baselines import BASELINES
 from raddle.searches.comparison import plan_and_predict
-from raddle.searches.settings import Clock, Settings
-from raddle.searches.stopwatch import Stopwatch
+from raddle.searches.settings import Settings
+from raddle.searches.stopwatch import Clock, Stopwatch
 
 COMPILING, SEARCHING = 1000.0, 1.0  # seconds
 

@@ -2,9 +2,9 @@
 
 A method takes a graph and a cluster and gives every operator its tiles: the parts of its work, each with a
 device. Each search method has a folder: optcnn, flexflow, pipeline, hypergraph, auto; the named
-baselines share the folder baselines.
+baselines share the folder baselines, and plans that experts write by hand the folder experts.
 
-method, registry           the base class of methods, and all methods by name
+method, registry, aliases  the base class of methods, all methods by name, and other names of them
 settings, pins             the inputs of a search; the splits that the user has fixed
 planning, comparison       make the plan of one method; make and compare those of several
 groups, configurations     operators that are split together; their numbers of parts and their devices

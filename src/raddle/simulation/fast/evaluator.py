@@ -19,13 +19,13 @@ Searches use it. A plan that it does not support is refused (coverage.py); `simu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
-from raddle.errors import InputError
+from raddle.errors import InputError, OutOfTime
 from raddle.graph.gradients import has_backward
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
@@ -50,12 +50,21 @@ MAX_STORE_BYTES = 512 * 2**20
 
 
 class Evaluator:
-    """The step time of a plan whose tiles change; see the top of the file."""
+    """The step time of a plan whose tiles change; see the top of the file.
+
+    look: is called for every operator that a move changes; a search looks at its clock there.
+    """
 
     def __init__(
-        self, graph: Graph, cluster: Cluster, plan: Plan, profile: Profile | None = None
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        plan: Plan,
+        profile: Profile | None = None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         _check_supported(plan, cluster)
+        self.look = look
         arrays, links = ClusterArrays(cluster), len(cluster.links)
         self.index = index_graph(graph, plan)
         self.timer = Timer(self.index, plan, arrays, links)
@@ -103,14 +112,15 @@ class Evaluator:
     def move(self, changes: Mapping[str, Tiling]) -> Undo:
         """Gives operators other tiles; returns an `undo`, with which `restore(undo)` reverts the move.
 
-        changes: by name of an operator, its new tiling. Raises InputError if no plan can have these tiles.
+        changes: by name of an operator, its new tiling. Raises InputError if no plan can have these tiles,
+        and OutOfTime if `look` does; the move is then reverted.
         """
         if self.store.nbytes > MAX_STORE_BYTES:
             self._rebuild_rows()
         undo = Undo()
         try:
             self._move(changes, undo)
-        except InputError:
+        except (InputError, OutOfTime):
             self.restore(undo)
             raise
         return undo
@@ -135,9 +145,11 @@ class Evaluator:
         to_merge = {*changed, *self.replicated_loss.update(undo, changed, self.tiles, self.tilings)}
         fusion_changed = self.composites.update(undo, changed, ops, self.tiles, self.tilings)
         for i in (*changed, *fusion_changed):
+            self.look()
             self._update_compute(undo, i)
         values: set[int] = set()  # the values whose messages may change
         for i in changed:
+            self.look()
             saved = self.compute_rows.saved_bytes_rows(store, ops[i], self.tiles[i])
             plan_rows.set_slot(undo, store, plan_rows.held_bytes_slots, i, saved, store.sizes)
             for name in ops[i].inputs:
@@ -152,6 +164,7 @@ class Evaluator:
             if self._update_merge(undo, i):
                 values.update(index.value_number[out] for out in ops[i].outputs)
         for v in values:
+            self.look()
             forward, backward = self.value_rows.transfer_rows(store, *self._source_and_readers(v))
             plan_rows.set_slot(undo, store, plan_rows.slots.activation, v, forward, store.messages)
             plan_rows.set_slot(undo, store, plan_rows.slots.gradient, v, backward, store.messages)
