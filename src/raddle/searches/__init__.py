@@ -13,7 +13,7 @@ starts                     plans from which searches start
 predict, purposes          predicted metrics of a plan; its bytes by purpose
 bounds                     the step time that no plan can beat
 single_step, ranking       time of a single step; sorting plans by it
-operator_times             seconds of whole operators
+operator_times, nodes      seconds of whole operators; devices of a node
 choose_sync, slice_order   how parameters are synchronised, and the order of their slices
 recomputation              blocks for activation checkpointing
 attempts, stopwatch        failed candidates; the seconds that count as searching

@@ -8,7 +8,6 @@ through the host's memory. P3 and smaller buckets are tried only if every device
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.plan import Plan
 from raddle.plans.sync.servers import DEFAULT_SLICE
 from raddle.program.program import Move, Reduce
+from raddle.searches.nodes import devices_per_node
 from raddle.simulation.timeline import Timeline
 
 # Sizes of buckets in bytes: 2 MiB, 512 KiB. All-reduces of small buckets start earlier, but each costs a
@@ -74,13 +74,6 @@ def with_fastest_sync(
     except OutOfTime:
         pass
     return fastest
-
-
-def devices_per_node(cluster: Cluster) -> int:
-    """Returns how many devices every node has; 0 if nodes differ, have one device, or there is one node."""
-    counts = Counter(device.node for device in cluster.devices)
-    sizes = set(counts.values())
-    return sizes.pop() if len(counts) > 1 and len(sizes) == 1 and sizes != {1} else 0
 
 
 def _with_buckets_or_p3(plan: Plan, step_seconds: Callable[[Plan], float]) -> tuple[float, Plan]:

@@ -11,7 +11,7 @@ from raddle.errors import InputError
 from raddle.searches import baselines
 from raddle.searches.aliases import ALIASES
 from raddle.searches.auto import Auto
-from raddle.searches.experts import ShardedData, SplitByDegrees
+from raddle.searches.experts import ShardedData, SplitByDegrees, ThreeD
 from raddle.searches.experts.sharding import SYNC_KINDS
 from raddle.searches.flexflow import FlexFlow
 from raddle.searches.hypergraph import HypergraphSearch
@@ -27,6 +27,7 @@ METHODS: Mapping[str, Method] = {
         *map(ShardedData, SYNC_KINDS),
         SplitByDegrees("megatron", "megatron"),
         SplitByDegrees("context", "context"),
+        ThreeD("3d"),
         OptCNN("optcnn"),
         FlexFlow("flexflow"),
         # The second argument says what is assigned to devices (hypergraph/__init__.py).

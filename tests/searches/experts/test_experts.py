@@ -26,8 +26,9 @@ from raddle.program.program import Move
 from raddle.searches.aliases import ALIASES
 from raddle.searches.experts.degrees import inner_degrees, plans_of
 from raddle.searches.experts.megatron import find_roles, megatron
-from raddle.searches.planning import plan_for
+from raddle.searches.planning import build_plan, plan_for, run_method
 from raddle.searches.registry import METHODS, canonical_name, method_named
+from raddle.searches.settings import Settings
 
 EXPERTS = ("fsdp", "zero2", "hsdp", "megatron", "context")
 
@@ -109,14 +110,17 @@ def test_degrees_divide_the_devices_of_a_node() -> None:
         ("megatron", "local:4", "allreduce"),
         ("context", "local:2", "allreduce"),
         ("context", "local:4", "allreduce"),
+        ("3d", "local:4", "allreduce"),
     ],
 )
 def test_it_trains_as_the_plain_module_does_on_processes(
     method: str, machine: str, sync: str, tmp_path: pathlib.Path
 ) -> None:
     graph = captured("gpt-tiny")
-    plan = plan_for(graph, cluster(machine), method, model="gpt-tiny", budget=5)
+    result = run_method(graph, cluster(machine), method, Settings(proposals=0))
+    plan = build_plan(graph, cluster(machine), method, result, Settings(), model="gpt-tiny")
     assert plan.sync == sync
+    graph = result.pipeline.graph if result.pipeline is not None else graph
     path = tmp_path / "plan.json"
     plan_file.save(plan, graph, path)
     done = subprocess.run(
@@ -134,6 +138,8 @@ def test_it_trains_as_the_plain_module_does_on_processes(
     [
         ("lenet-tiny", "h100:1x2", "megatron", "linear layers of transformer blocks, and 'lenet-"),
         ("lenet-tiny", "h100:1x2", "context", "splits the sequence of a transformer"),
+        ("lenet-tiny", "h100:1x4", "3d", "linear layers of transformer blocks"),
+        ("gpt-tiny", "h100:1x2", "3d", "3d needs two stages or more of two devices"),
         ("gpt-tiny", "h100:1x2", "hsdp", "within each of several nodes .*: use fsdp"),
         ("gpt-tiny", "h100:1x5", "megatron", "cannot split 3 attention heads over 5 devices"),
     ],

@@ -35,6 +35,7 @@ from raddle.searches.flexflow.multi_chain import MultiChain
 from raddle.searches.grids import Tiles
 from raddle.searches.pipeline.method import PipelineCandidate as PipelineCandidate
 from raddle.searches.pipeline.method import pipeline_candidates
+from raddle.searches.pipeline.three_d import three_d_candidates
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.ranking import MAX_EVALUATED_DEVICES
 from raddle.searches.settings import SearchResult, Settings
@@ -144,18 +145,22 @@ class AutoSearch:
             return []
         has_batch_norm = any(op.composite_kind == "batch_norm" for op in graph.ops)
         pipeline_settings = replace(settings, clock=self.clock.part(PIPELINE_SHARE))
+        candidates: list[PipelineCandidate] = []
         try:
             with self.attempts.attempt("pipeline"):
-                return pipeline_candidates(
+                candidates += pipeline_candidates(
                     graph,
                     self.cluster,
                     pipeline_settings,
                     one_microbatch=has_batch_norm and settings.bn == "global",
                     max_simulated=2,
                 )
+            pipeline_settings = replace(settings, clock=self.clock.part(PIPELINE_SHARE))
+            with suppress(InputError):  # it applies to transformers on four devices or more
+                candidates += three_d_candidates(graph, self.cluster, pipeline_settings)
         except (KeyboardInterrupt, OutOfTime) as stop:
             self._note_stop(stop)
-        return []
+        return sorted(candidates, key=lambda c: (not c.fits, c.step_seconds))
 
     # -- improvement -----------------------------------------------------------------------------
 

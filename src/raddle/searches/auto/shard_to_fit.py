@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from raddle.errors import OutOfTime
 from raddle.searches.auto.candidates import Candidate, CandidateSimulator
-from raddle.searches.choose_sync import devices_per_node
+from raddle.searches.nodes import devices_per_node
 from raddle.searches.settings import AUTO
 
 MAX_SHARDED = 3  # candidates that are sharded

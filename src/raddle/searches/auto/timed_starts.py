@@ -9,10 +9,10 @@ from raddle.errors import OutOfTime
 from raddle.searches.attempts import Attempts
 from raddle.searches.auto.candidates import Candidate, CandidateSimulator, CandidateTimer
 from raddle.searches.baselines import BASELINES
-from raddle.searches.choose_sync import devices_per_node
 from raddle.searches.experts.degrees import SPLIT_KINDS, split_starts
 from raddle.searches.experts.sharding import SYNC_KINDS
 from raddle.searches.grids import Tiles
+from raddle.searches.nodes import devices_per_node
 from raddle.searches.optcnn.optima import optima, staged_optima
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.ranking import MAX_EVALUATED_DEVICES

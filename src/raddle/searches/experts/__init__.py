@@ -5,6 +5,7 @@
     hsdp      fsdp within each node, copies of the shards on every node
     megatron  linear layers of transformer blocks split over devices of a node, samples over the others
     context   the sequence split over devices, samples over the others
+    3d        stages under the schedule 1f1b, each with megatron inside
 
 The first three set the sync kind, which is what makes them what they are. The degrees of the others are
 chosen by simulation. Their plans are starts of `auto`.
@@ -41,3 +42,12 @@ class SplitByDegrees(Search):
         from raddle.searches.experts.degrees import search
 
         return search(self.kind, graph, cluster, settings)
+
+
+class ThreeD(Search):
+    """Stages, tensor parallelism and data parallelism together (pipeline/three_d.py)."""
+
+    def search(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
+        from raddle.searches.pipeline.three_d import search
+
+        return search(graph, cluster, settings)

@@ -10,11 +10,11 @@ from raddle.errors import InputError, OutOfTime
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.searches.baselines.data import data
-from raddle.searches.choose_sync import devices_per_node
 from raddle.searches.experts.context import context
 from raddle.searches.experts.megatron import megatron
 from raddle.searches.experts.mesh import SplitKind
 from raddle.searches.grids import Tiles
+from raddle.searches.nodes import devices_per_node
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.predict import simulate_steps
 from raddle.searches.ranking import fastest_first

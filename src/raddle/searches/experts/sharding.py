@@ -9,7 +9,7 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plans.sync import read_sync
 from raddle.searches.baselines.data import data
-from raddle.searches.choose_sync import devices_per_node
+from raddle.searches.nodes import devices_per_node
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.settings import AUTO, SearchResult, Settings
 

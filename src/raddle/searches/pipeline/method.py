@@ -16,7 +16,7 @@ inside a stage, and the schedule `gems`, where activations of only one micro-bat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
@@ -30,6 +30,7 @@ from raddle.plans.optimizers import optimizer_info
 from raddle.plans.pipelining import schedule_splits_backward, steps_to_simulate
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
+from raddle.searches.baselines.data import data
 from raddle.searches.grids import Tiles
 from raddle.searches.pipeline.layer_graph import (
     LayerCostModel,
@@ -43,6 +44,7 @@ from raddle.searches.pipeline.request import PipelineRequest, best_partition, li
 from raddle.searches.pipeline.shortest_step import StepPartition, partition_for_step
 from raddle.searches.pipeline.stage_tiles import STAGE_METHODS, stage_tiles
 from raddle.searches.settings import PipelineResult, SearchResult, Settings
+from raddle.searches.starts import BaselineFunction
 from raddle.simulation.memory.check_memory import fits
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
@@ -89,7 +91,7 @@ def pipeline_candidates(
     one_microbatch: consider only plans with a single micro-batch, the whole batch.
     max_simulated: how many partitions are simulated.
     """
-    pipeline_search = _PipelineSearch(graph, cluster, settings)
+    pipeline_search = PipelineSearch(graph, cluster, settings)
     return pipeline_search.candidates(one_microbatch=one_microbatch, max_simulated=max_simulated)
 
 
@@ -101,7 +103,7 @@ def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
     if len(cluster.devices) < 2:
         raise InputError(f"'{cluster.name}' has one device: a pipeline needs at least two.")
     settings = settings.with_running_clock()
-    pipeline_search = _PipelineSearch(graph, cluster, settings)
+    pipeline_search = PipelineSearch(graph, cluster, settings)
     if settings.schedule or settings.stages or settings.microbatches:
         candidates = pipeline_search.requested_candidates()
     else:
@@ -113,7 +115,7 @@ def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
     return replace(candidates[0].result, start=candidates[0].name, stopped=stopped, tried=rows)
 
 
-class _PipelineSearch:
+class PipelineSearch:
     """A search for one graph and cluster; it collects the candidates that it simulates in `simulated`."""
 
     def __init__(self, graph: Graph, cluster: Cluster, settings: Settings) -> None:
@@ -154,17 +156,19 @@ class _PipelineSearch:
                     self.clock,
                 )
                 if partition is not None:
-                    self._try_partition(m, partition, request.schedule or "1f1b", request.workers)
+                    self.try_partition(m, partition, request.schedule or "1f1b", request.workers)
         if not self.simulated and self.refusals:
             raise InputError(self.refusals[0])
-        return sorted(
-            self.simulated, key=lambda c: (not c.fits, c.step_seconds if c.fits else c.peak_bytes)
-        )
+        return self.ranked()
 
     def candidates(self, *, one_microbatch: bool, max_simulated: int) -> list[PipelineCandidate]:
         """Return simulated plans of a search without a request of the user; see `pipeline_candidates`."""
         with suppress(OutOfTime):
             self._try_candidates(one_microbatch=one_microbatch, max_simulated=max_simulated)
+        return self.ranked()
+
+    def ranked(self) -> list[PipelineCandidate]:
+        """Return the candidates so far, the best first."""
         return sorted(
             self.simulated, key=lambda c: (not c.fits, c.step_seconds if c.fits else c.peak_bytes)
         )
@@ -179,7 +183,7 @@ class _PipelineSearch:
             if self.clock.expired and self.simulated:
                 break
             for schedule in self._schedules(partition, m):
-                self._try_partition(m, partition, schedule)
+                self.try_partition(m, partition, schedule)
         recomputes = any(
             s.recompute for _, chosen in partitions[:max_simulated] for s in chosen.stages
         )
@@ -239,7 +243,7 @@ class _PipelineSearch:
                 recompute=(False,), max_replicas=self.device_count, **limits(self.clock.part(0.1)),
             )  # fmt: skip
             if partition is not None:
-                self._try_partition(m, partition, "")
+                self.try_partition(m, partition, "")
 
     @property
     def _unlimited_memory(self) -> DeviceChain:
@@ -269,22 +273,24 @@ class _PipelineSearch:
                 )
                 if partition is None:
                     continue
-                self._try_partition(m, partition, "1f1b" if len(partition.stages) > 1 else "")
+                self.try_partition(m, partition, "1f1b" if len(partition.stages) > 1 else "")
                 if all(len(s.devices) == 1 for s in partition.stages) and m % 2 == 0:
-                    self._try_partition(m, partition, "gems")
+                    self.try_partition(m, partition, "gems")
 
     # -- from a partition to a plan ----------------------------------------------------------------
 
-    def _try_partition(
+    def try_partition(
         self,
         m: int,
         partition: StepPartition,
         schedule: str,
         workers: tuple[tuple[int, ...], ...] = (),
+        stage_methods: Mapping[str, BaselineFunction] = STAGE_METHODS,
     ) -> None:
         """Simulate a partition with one schedule; adds candidates or, if it is impossible, refusals.
 
         workers: the devices of each row of a schedule that the user wrote out; () for a named schedule.
+        stage_methods: the functions that tile the operators of a stage with several devices, by name.
         """
         try:
             with self.settings.stopwatch.paused():  # capturing is no search time
@@ -298,8 +304,9 @@ class _PipelineSearch:
                 "a module that looks at the size of its batch cannot have micro-batches of that size."
             )
             return
-        methods = [""] if all(len(s.devices) == 1 for s in partition.stages) else [*STAGE_METHODS]
-        for method in methods:
+        if all(len(s.devices) == 1 for s in partition.stages):
+            stage_methods = {"": data}
+        for method, tile in stage_methods.items():
             parts = [
                 f"{len(partition.stages)} stages",
                 f"{m} micro-batches",
@@ -309,7 +316,7 @@ class _PipelineSearch:
             # The number of simulations is not known beforehand, so the progress is always shown as a half.
             self.settings.on_progress({"step": f"simulating {name}", "done": 0.5, "of": 1})
             try:
-                result = self._build_result(graph, m, partition, schedule, method, workers)
+                result = self._build_result(graph, m, partition, schedule, tile, workers)
                 self.simulated.append(self._simulate(name, result))
             except InputError as error:  # the method cannot tile a stage on that many devices
                 self.refusals.append(str(error))
@@ -321,7 +328,7 @@ class _PipelineSearch:
                 raise
 
     def _build_result(
-        self, graph: Graph, m: int, partition: StepPartition, schedule: str, method: str,
+        self, graph: Graph, m: int, partition: StepPartition, schedule: str, tile: BaselineFunction,
         workers: tuple[tuple[int, ...], ...],
     ) -> SearchResult:  # fmt: skip
         """Turn a partition into tiles and pipeline settings; `graph` is that of one micro-batch."""
@@ -348,7 +355,7 @@ class _PipelineSearch:
         )
         tiles: Tiles = {}
         for names, stage in zip(stages, partition.stages, strict=True):
-            tiles |= stage_tiles(graph, self.cluster, set(names), stage.devices, method)
+            tiles |= stage_tiles(graph, self.cluster, set(names), stage.devices, tile)
         return SearchResult(tiles, pipeline=pipeline)
 
     def _simulate(self, name: str, result: SearchResult) -> PipelineCandidate:

@@ -124,7 +124,7 @@ class PipelineRequest:
             written = schedule_from_text(self.schedule)
             # The worker (device) that runs stage s of micro-batch 0.
             stage_devices = [written.worker(s, 0) for s in range(written.stages)]
-            return _balanced_partition(costs, stage_devices)
+            return balanced_partition(costs, stage_devices)
         stages = self.stages or devices * self.named_schedule.chunks
         if self.named_schedule.even_stages and stages % 2:
             raise InputError(f"{self.schedule} needs an even number of stages, not {stages}.")
@@ -139,7 +139,7 @@ class PipelineRequest:
             )  # fmt: skip
             if partition is not None and len(partition.stages) == stages:
                 return partition
-        return _balanced_partition(costs, [s % min(stages, devices) for s in range(stages)])
+        return balanced_partition(costs, [s % min(stages, devices) for s in range(stages)])
 
 
 class Limits(TypedDict):
@@ -180,7 +180,7 @@ def best_partition(
         **limits(clock),
     )  # fmt: skip
     if partition is not None and len(partition.stages) == 1:
-        return _balanced_partition(costs, list(range(min(devices, len(costs.successors)))))
+        return balanced_partition(costs, list(range(min(devices, len(costs.successors)))))
     return partition
 
 
@@ -194,7 +194,7 @@ def _shortest_period_partition(costs: LayerCosts, device_chain: DeviceChain) -> 
     bandwidth = min(device_chain.bandwidth, default=1e12)
     partition = partition_for_period(layers, devices, bandwidth=bandwidth, counting="crossing")
     if len(partition.stages) == 1:
-        return _balanced_partition(costs, list(range(min(devices, len(costs.successors)))))
+        return balanced_partition(costs, list(range(min(devices, len(costs.successors)))))
     stages, first_device = [], 0
     for stage in partition.stages:
         stage_devices = tuple(range(first_device, first_device + stage.replicas))
@@ -205,7 +205,7 @@ def _shortest_period_partition(costs: LayerCosts, device_chain: DeviceChain) -> 
     return StepPartition(tuple(stages), partition.period, partition.exact, partition.ideals)
 
 
-def _balanced_partition(costs: LayerCosts, stage_devices: Sequence[int]) -> StepPartition:
+def balanced_partition(costs: LayerCosts, stage_devices: Sequence[int]) -> StepPartition:
     """Cut one topological order into runs, one per stage, so that the slowest run is as fast as possible.
 
     stage_devices: the device of each stage.

@@ -17,23 +17,27 @@ STAGE_METHODS: dict[str, BaselineFunction] = {"data": data, "spatial": spatial, 
 
 
 def stage_tiles(
-    graph: Graph, cluster: Cluster, op_names: set[str], devices: tuple[int, ...], method: str
+    graph: Graph,
+    cluster: Cluster,
+    op_names: set[str],
+    devices: tuple[int, ...],
+    tile: BaselineFunction,
 ) -> dict[str, Tiling]:
-    """Return the tiling of each operator of a stage, as the method gives it for that many devices."""
+    """Return the tiling of each operator of a stage, as `tile` gives it for that many devices."""
     if len(devices) == 1:
         return {op.name: copies(op, devices) for op in graph.ops if op.name in op_names}
     # Tiled on as many devices from the start of the cluster, then moved to those of the stage.
-    method_tiles = STAGE_METHODS[method](graph, first_devices(cluster, len(devices)))
+    all_tiles = tile(graph, first_devices(cluster, len(devices)))
     independent_ops = batch_independent(graph)
     tiles: dict[str, Tiling] = {}
     for op in (op for op in graph.ops if op.name in op_names):
-        # The method places operators that depend on no sample, such as a causal mask, on all devices that
+        # `tile` places operators that depend on no sample, such as a causal mask, on all devices that
         # read them. Here other stages may read them too, but an operator may only use devices of its own
         # stage.
         tiles[op.name] = (
             copies_unless_opaque(op, devices)
             if op.name in independent_ops
-            else _move_to_devices(method_tiles[op.name], devices)
+            else _move_to_devices(all_tiles[op.name], devices)
         )
     return tiles
 

@@ -52,7 +52,7 @@ MAX_STORE_BYTES = 512 * 2**20
 class Evaluator:
     """The step time of a plan whose tiles change; see the top of the file.
 
-    look: is called for every operator that a move changes; a search looks at its clock there.
+    look: is called before rows are built; a search looks at its clock there.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class Evaluator:
         look: Callable[[], None] = lambda: None,
     ) -> None:
         _check_supported(plan, cluster)
-        self.look = look
         arrays, links = ClusterArrays(cluster), len(cluster.links)
         self.index = index_graph(graph, plan)
         self.timer = Timer(self.index, plan, arrays, links)
@@ -76,7 +75,7 @@ class Evaluator:
         self.composites = Composites(
             self.compute_rows.fused_costs.native_calls, self.index.op_number
         )
-        self.store = RowStore()
+        self.store = RowStore(look)
         self.tilings = Tilings(plan.bn, training=bool(self.index.active))
         self.tiles: list[NumberedTiling] = [None] * len(graph.ops)  # type: ignore[list-item]
         # By operator: the key and the rows of the merge of its partial results; None if there is no merge.
@@ -145,11 +144,9 @@ class Evaluator:
         to_merge = {*changed, *self.replicated_loss.update(undo, changed, self.tiles, self.tilings)}
         fusion_changed = self.composites.update(undo, changed, ops, self.tiles, self.tilings)
         for i in (*changed, *fusion_changed):
-            self.look()
             self._update_compute(undo, i)
         values: set[int] = set()  # the values whose messages may change
         for i in changed:
-            self.look()
             saved = self.compute_rows.saved_bytes_rows(store, ops[i], self.tiles[i])
             plan_rows.set_slot(undo, store, plan_rows.held_bytes_slots, i, saved, store.sizes)
             for name in ops[i].inputs:
@@ -164,7 +161,6 @@ class Evaluator:
             if self._update_merge(undo, i):
                 values.update(index.value_number[out] for out in ops[i].outputs)
         for v in values:
-            self.look()
             forward, backward = self.value_rows.transfer_rows(store, *self._source_and_readers(v))
             plan_rows.set_slot(undo, store, plan_rows.slots.activation, v, forward, store.messages)
             plan_rows.set_slot(undo, store, plan_rows.slots.gradient, v, backward, store.messages)
@@ -258,7 +254,7 @@ class Evaluator:
         """Drops all rows and builds those of the current plan again."""
         ops = self.index.graph.ops
         tiles = {op.name: self.tiles[i].tiling for i, op in enumerate(ops)}
-        self.store = RowStore()
+        self.store = RowStore(self.store.look)
         self.tilings = Tilings(self.tilings.bn, training=self.tilings.training)
         self.plan_rows.clear()
         self.parameter_sync.clear()
