@@ -31,7 +31,7 @@ from raddle.searches.slice_order import with_slice_order
 def vgg() -> Graph:
     """VGG-19: three quarters of its parameters are in one layer, whose gradient is ready first."""
     work = zoo.load("vgg19", batch=32, device="meta")
-    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
+    return capture(work.model, work.batch, work.loss)
 
 
 def hosts(bandwidth: str) -> Cluster:
@@ -158,5 +158,5 @@ def test_auto_chooses_for_itself_and_does_as_it_is_told() -> None:
     torch.manual_seed(0)
     on = hosts("0.4 GB/s")
     pins = ["*=n/2"]  # only the sync kind is left to choose
-    assert plan_for(vgg(), on, "auto", budget=1, pins=pins).sync == "p3"
-    assert plan_for(vgg(), on, "auto", budget=1, pins=pins, sync="allreduce").sync == "allreduce"
+    assert plan_for(vgg(), on, "auto", budget=10, pins=pins).sync == "p3"
+    assert plan_for(vgg(), on, "auto", budget=10, pins=pins, sync="allreduce").sync == "allreduce"

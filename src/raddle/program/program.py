@@ -197,7 +197,11 @@ class Variant:
 
         Its gradient starts on the first or, if the loss is replicated (replicated_loss.py), on all.
         """
-        op = next(op for op in self.graph.ops if self.graph.loss in op.outputs)
+        return self.devices_of(self.graph.loss or "")
+
+    def devices_of(self, value: str) -> tuple[int, ...]:
+        """Returns the devices that hold a computed scalar."""
+        op = next(op for op in self.graph.ops if value in op.outputs)
         if op.name in self.merges:
             return self.merges[op.name][0].devices
         return tuple(dict.fromkeys(t.device for t in self.tiles[op.name].tiles))
@@ -300,9 +304,9 @@ class Program:
         return self.graph.values[value].dtype.itemsize
 
 
-def reduced_element_bytes(sync: Sync, width: int) -> int:
-    """Returns the bytes of one element of a gradient in an all-reduce; in memory it has `width` bytes."""
-    return 2 if sync.wire_dtype else width  # compressed to bfloat16 or float16
+def reduced_element_bytes(sync: Sync, element_bytes: int) -> int:
+    """Returns the bytes of one element of a gradient in an all-reduce; element_bytes: those in memory."""
+    return 2 if sync.wire_dtype else element_bytes  # compressed to bfloat16 or float16
 
 
 def buffer_bytes(program: Program, collective: Reduce | Gather) -> dict[tuple[int, ...], int]:

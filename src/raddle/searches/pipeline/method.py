@@ -111,6 +111,7 @@ def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
     if not candidates:
         raise InputError(f"no pipeline was found for '{graph.name}' on '{cluster.name}'.")
     rows = tuple(c.row() for c in candidates)
+    # start: the candidate that became the plan. stopped: why the search ended.
     stopped = "budget" if pipeline_search.clock.expired else "candidates"
     return replace(candidates[0].result, start=candidates[0].name, stopped=stopped, tried=rows)
 
