@@ -63,7 +63,7 @@ def main() -> None:
             loss=F.cross_entropy,
         )
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        plan = raddle.search(graph, raddle.cluster(f"local:{ranks}"), options.method, bn="global")
+        plan = raddle.plan(graph, cluster=f"local:{ranks}", method=options.method, bn="global").plan
         if options.save and os.environ.get("RANK", "0") == "0":
             from raddle.plans.plan_file import save
 

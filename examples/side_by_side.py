@@ -30,7 +30,7 @@ else:
     import raddle  # +
 
     graph = raddle.capture(model, [x[:64]], targets=[y[:64]], loss=F.cross_entropy)  # +
-    plan = raddle.search(graph, raddle.cluster(f"local:{RANKS}"), "owt")  # + or a plan.json
+    plan = raddle.plan(graph, cluster=f"local:{RANKS}", method="owt").plan  # + or a plan.json
     trainer = raddle.parallelize(model, plan, sgd, loss=F.cross_entropy)  # +
 
 for step in range(40):

@@ -1,5 +1,6 @@
 """Makes plans with a named method: checks the options, runs the method, predicts the plan's metrics.
 
+`plan` does all of that for a model and returns a `PlanResult`; the verb `raddle plan` calls it.
 `BASELINES` follow a rule, such as data parallelism; `SEARCHES` search; `METHODS` has both.
 `AUTO`, in place of a sync kind, takes the fastest of the sync kinds that compute the same result.
 `run_method` returns the tiles of a method (a `SearchResult`), `build_plan` makes a complete plan of them,
@@ -9,11 +10,21 @@ and timeline), and `compare` does so for several methods.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from raddle.api.loading import load_optional_profile
+from raddle.api.costs import load_optional_profile
+from raddle.api.graphs import Model, PlannedModel, graph_of
+from raddle.api.jit_warmup import compile_ahead, jit_functions_for
+from raddle.api.plan_result import PlanResult, SimulatedPlan
+from raddle.api.schedules import read_schedule
 from raddle.clusters import Cluster
+from raddle.clusters import cluster as find_cluster
+from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
+from raddle.plans.optimizers import check_optimizer
 from raddle.searches.baselines import BASELINES as BASELINES
 from raddle.searches.comparison import EvaluatedPlan, compare, plan_and_predict, speedup_over_data
 from raddle.searches.hypergraph.method import plan_from_partition
@@ -26,7 +37,7 @@ from raddle.searches.planning import (
     run_method,
 )
 from raddle.searches.registry import METHODS, SEARCHES
-from raddle.searches.settings import AUTO, SearchResult, Settings
+from raddle.searches.settings import AUTO, BUDGET, OnProgress, SearchResult, Settings
 
 __all__ = [
     "AUTO",
@@ -40,6 +51,7 @@ __all__ = [
     "check_pipeline",
     "compare",
     "method_names",
+    "plan",
     "plan_and_predict",
     "plan_for",
     "predict",
@@ -53,6 +65,99 @@ def method_names(text: str | None) -> list[str]:
     return list(METHODS) if text is None else [name.strip() for name in text.split(",")]
 
 
+Pins = Mapping[str, str] | Sequence[str]  # {"features.*": "n/4"}, or ["features.*=n/4"]
+
+
+def plan(
+    model: Model,
+    batch: Any = None,
+    loss: Callable[..., Any] | None = None,
+    *,
+    cluster: Cluster | str | os.PathLike[str],
+    method: str = AUTO,
+    optimizer: str = "sgd",
+    bn: str = "local",
+    sync: str = AUTO,
+    recompute: int | None = None,
+    budget: float = BUDGET,
+    seed: int = 0,
+    pins: Pins = (),
+    reduction: bool | None = None,
+    schedule: str | None = None,
+    stages: int | None = None,
+    microbatches: int | None = None,
+    epsilon: float = 0.1,
+    partition: str | None = None,
+    profile: Profile | str | None = None,
+    on_progress: OnProgress | None = None,
+) -> PlanResult:
+    """Finds the fastest plan to train a model on a cluster, and returns it with its prediction.
+
+    model, batch, loss: a module, an example batch of the global size, and `loss(model, batch)`, which
+        returns a scalar. Or the name of a model of the zoo, or file.py:function, with the number of samples
+        as `batch`. Or a graph of `raddle.capture` alone. The module is not changed.
+    cluster: a preset such as "h100:4x8" (4 nodes of 8), "local:2", a YAML file, or a Cluster.
+    method: "auto" takes the fastest of all; `raddle compare` lists the methods.
+    optimizer: the optimizer of the training, whose states need memory: sgd, momentum, adam or adamw.
+    bn: the samples that batch norm uses: "local" (those of a device) or "global" (the whole batch).
+    sync: how copies of a parameter are synchronised, as "allreduce", "sharded", "ps", "p3"; "auto": the
+        fastest that computes the same.
+    recompute: activation checkpointing in this many blocks; None: the method decides.
+    budget: seconds that a search takes, roughly. seed: of its random numbers.
+    pins: splits that the search must not change, as {"features.*": "n/16"}.
+    reduction: whether dimensions that are summed over may be split; None: the method decides.
+    schedule, stages, microbatches: of a pipeline; None: the method decides. A schedule may also be a file.
+    epsilon: the imbalance that the methods hypergraph-* allow. partition: the file of another partitioner's
+        result, of which the plan is made.
+    profile: measured times of operators, or the path of their file.
+    on_progress: is called with mappings such as {"step": "searching", "done": 2.0, "of": 30.0}.
+
+    >>> import raddle
+    >>> result = raddle.plan("mlp-tiny", 8, cluster="local:2", method="data")
+    >>> result.fits, result.plan
+    (True, <Plan data of mlp-tiny: 7 operators on 2 devices, batch 8, sync allreduce>)
+    """
+    if partition is not None:
+        method = "partition"  # the name of the method in the plan file
+    settings = read_search_settings(
+        [] if partition else [method], bn=bn, sync=sync, optimizer=optimizer, budget=budget, seed=seed,
+        pins=pins, reduction=reduction, profile=profile,
+    )  # fmt: skip
+    settings = replace(
+        settings, schedule=read_schedule(schedule), stages=stages, microbatches=microbatches,
+        epsilon=epsilon,
+    )  # fmt: skip
+    check_pipeline(method, settings)
+    where = find_cluster(cluster)
+    report = on_progress or ignore_progress
+    graph, example = capture_reporting(model, batch, loss, report)
+    compile_ahead(jit_functions_for([method]), report)
+    new_plan, row, timeline = predict(
+        graph, where, method, replace(settings, on_progress=report), model=graph.name,
+        recompute=recompute, partition=partition,
+    )  # fmt: skip
+    # timeline.program.graph: with a pipeline, the graph of one micro-batch, which the plan is for
+    return PlanResult(
+        SimulatedPlan(
+            new_plan, timeline.program.graph, where, settings.profile, timeline, row, example
+        )
+    )
+
+
+def capture_reporting(
+    model: Model, batch: Any, loss: Callable[..., Any] | None, on_progress: OnProgress
+) -> PlannedModel:
+    """Return the graph of a model; a capture, which may take long, is reported as progress."""
+    if not isinstance(model, Graph):
+        name = model if isinstance(model, str) else type(model).__name__
+        on_progress({"step": f"capturing {name}", "done": 0, "of": 1})
+    return graph_of(model, batch, loss)
+
+
+def ignore_progress(step: Mapping[str, Any]) -> None:
+    """Take a report of progress that nobody asked for."""
+
+
 def read_search_settings(
     methods: Sequence[str],
     *,
@@ -60,21 +165,26 @@ def read_search_settings(
     sync: str,
     budget: float,
     seed: int,
-    pins: Sequence[str] | None,
+    pins: Pins | None,
     reduction: bool | None,
-    profile: str | None,
+    profile: Profile | str | None,
+    optimizer: str = "sgd",
 ) -> Settings:
     """Return checked settings; raises InputError before a model is captured.
 
     bn: samples over which batch norm takes its statistics: "local" (of a device), "microbatch" or "global"
     (the whole batch). sync: a sync kind, or "auto" for the fastest. budget: seconds for each search. pins:
     splits such as "features.*=n/4". reduction: whether summed dimensions may be split; None: the method's
-    default. profile: path of a profile file.
+    default. profile: a profile, or the path of its file.
     """
     check_settings(methods, bn=bn, sync=sync)
+    check_optimizer(optimizer)
+    if isinstance(pins, Mapping):
+        pins = [f"{pattern}={split}" for pattern, split in pins.items()]
     return Settings(
         bn=bn,
         sync=sync,
+        optimizer=optimizer,
         budget=budget,
         seed=seed,
         pins=tuple(read_pin(text) for text in pins or ()),

@@ -41,7 +41,7 @@ class Route:
     latency: float  # seconds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cluster:
     """A cluster. `devices` is sorted by node; a device is named by its index in this list."""
 
@@ -50,6 +50,11 @@ class Cluster:
     node_links: tuple[Link | None, ...]  # by node; None only if it has one device
     node_networks: tuple[Network | None, ...]  # by node, its NICs; None only if there is one node
     collectives: Collectives = PLAIN
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(dict.fromkeys(device.kind for device in self.devices))
+        nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
+        return f"<Cluster {self.name}: {len(self.devices)} devices ({kinds}) on {nodes}>"
 
     def __post_init__(self) -> None:
         if not self.devices:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -90,7 +91,7 @@ class FusedCall:
     attrs: Mapping[str, Any]  # of the native call, such as eps
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Graph:
     """The computation of a module and its loss in one training step; made by `raddle.capture`."""
 
@@ -108,6 +109,20 @@ class Graph:
     takes_keywords: bool = False  # whether the module takes its inputs as keyword arguments
     # captures the same module for another number of samples
     recapture: Callable[[int], Graph] | None = field(default=None, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Graph {self.name}: {len(self.ops)} operators, {len(self.parameters)} parameters, "
+            f"batch {self.batch}>"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what is pickled: all fields but `recapture`, which holds the module."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"recapture": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
+        """Returns a copy that shares what cannot change, and the module that `recapture` holds."""
+        return replace(self, constants=deepcopy(dict(self.constants), memo))
 
     def for_batch(self, batch: int) -> Graph:
         """Returns the graph of the same module for another number of samples, as in a last micro-batch."""

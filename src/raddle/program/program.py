@@ -203,7 +203,7 @@ class Variant:
         return tuple(dict.fromkeys(t.device for t in self.tiles[op.name].tiles))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Program:
     """A lowered plan: `plan.steps` training steps."""
 
@@ -217,6 +217,12 @@ class Program:
     # to a server, updated and pulled, or all-reduced and updated on every holder. Otherwise empty.
     slices: dict[str, tuple[ParameterRegion, ...]] = field(default_factory=dict)
     bundles: tuple[Bundle, ...] = ()  # every slice is in one of them
+
+    def __repr__(self) -> str:
+        return (
+            f"<Program of {self.graph.name}: {len(self.instructions)} instructions on "
+            f"{self.plan.devices} devices, {self.plan.steps} steps>"
+        )
 
     @property
     def sharded(self) -> bool:
@@ -291,10 +297,6 @@ class Program:
     def _producers(self) -> dict[str, Op]:
         return {o: op for op in self.graph.ops for o in op.outputs}
 
-    def reduced_element_bytes(self, parameter: str) -> int:
-        """Returns the bytes of one element of a parameter's gradient while it is all-reduced."""
-        return reduced_element_bytes(self.plan.parsed_sync, self.element_bytes(parameter))
-
     def element_bytes(self, value: str) -> int:
         """Returns the bytes of one element of a value in memory."""
         return self.graph.values[value].dtype.itemsize
@@ -317,7 +319,7 @@ def buffer_bytes(program: Program, collective: Reduce | Gather) -> dict[tuple[in
         for region in regions:
             # Only all-reduced gradients may be compressed, and those of shards are not.
             element_bytes = (
-                program.reduced_element_bytes(name)
+                reduced_element_bytes(program.plan.parsed_sync, program.element_bytes(name))
                 if collective.collective is Collective.ALL_REDUCE
                 else program.element_bytes(name)
             )

@@ -84,7 +84,7 @@ def parallelize(
     >>> import raddle
     >>> model, x, y, loss = nn.Linear(4, 2), torch.randn(8, 4), torch.randn(8, 2), nn.functional.mse_loss
     >>> graph = raddle.capture(model, [x], targets=[y], loss=loss)
-    >>> plan = raddle.search(graph, raddle.cluster("local:1"), "data")
+    >>> plan = raddle.plan(graph, cluster="local:1", method="data").plan
     >>> trainer = parallelize(model, plan, lambda p: torch.optim.SGD(p, lr=0.1), loss=loss)
     >>> trainer.step(x, y) > trainer.step(x, y)
     tensor(True)

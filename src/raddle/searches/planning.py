@@ -41,9 +41,7 @@ def plan_for(
     profile: Profile | None = None,
     on_progress: OnProgress = lambda step: None,
 ) -> Plan:
-    """Returns the plan of a method for all devices of a cluster. Public as `raddle.search`.
-
-    Example: `raddle.search(graph, raddle.cluster("p100:4x4"), budget=30, pins=["features.*=n/16"])`.
+    """Returns the plan of a method for all devices of a cluster. `raddle.plan` also predicts its metrics.
 
     method: a baseline or a search, by name (registry.py).
     model: the name by which the model can be loaded again, stored in the plan.
@@ -61,7 +59,7 @@ def plan_for(
     >>> import raddle, torch
     >>> x, y, loss = torch.randn(8, 4), torch.randn(8, 2), torch.nn.functional.mse_loss
     >>> graph = raddle.capture(torch.nn.Linear(4, 2), [x], targets=[y], loss=loss)
-    >>> plan = raddle.search(graph, raddle.cluster("local:2"), "data")
+    >>> plan = plan_for(graph, raddle.cluster("local:2"), "data")
     >>> plan.devices, plan.sync
     (2, 'allreduce')
     """
