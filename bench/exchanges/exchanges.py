@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans.notation import read_tiles
 from raddle.plans.plan import Plan, describe_inputs, parameter_shapes
 
@@ -150,7 +151,7 @@ def _exchange(
     stages: tuple[tuple[str, ...], ...] = (),
 ) -> Exchange:  # fmt: skip
     """Return the model with a plan of these tiles; x, target: a micro-batch if there are stages."""
-    graph = capture(model, (x,), targets=(target,), loss=F.mse_loss, name="exchange")
+    graph = capture(model, (x, target), supervised(F.mse_loss), name="exchange")
     lines = "".join(f"{name}: {text}\n" for name, text in tiles.items())
     count = MICROBATCHES if stages else 1
     plan = Plan(

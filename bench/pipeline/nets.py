@@ -18,6 +18,7 @@ from raddle.costs.profile import Profile, measure
 from raddle.graph.capture import capture
 from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan, describe_inputs, parameter_shapes
 from raddle.plans.tiling import whole_tiling
 from raddle.program.lower import lower
@@ -61,15 +62,13 @@ def load(name: str, samples: int) -> Workload:
     torch.manual_seed(0)
     model = net.build()
     inputs, targets = net.examples(samples)  # type: ignore[operator]
-    return Workload(name, model, inputs, targets, class_loss)
+    return Workload(name, model, (*inputs, *targets), supervised(class_loss))
 
 
 def captured(name: str) -> Graph:
     """Returns the graph of one micro-batch."""
     workload = load(name, NETS[name].micro)
-    return capture(
-        workload.model, workload.inputs, targets=workload.targets, loss=workload.loss, name=name
-    )
+    return capture(workload.model, workload.batch, workload.loss, name=name)
 
 
 def profiled(graph: Graph, kind: str) -> Profile:

@@ -24,6 +24,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 import raddle
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import whole_tiling
 
@@ -84,11 +85,16 @@ def of_raddle(row: Row) -> tuple[Any, Callable[[], float]]:
     """Returns raddle's trainer, and a function that trains one step and returns the loss."""
     torch.manual_seed(0)
     model, (x, target) = harness.model(row), harness.batch(row)
-    graph = capture(model, [x[:SAMPLES]], targets=[target[:SAMPLES]], loss=harness.loss)
+    graph = capture(model, (x[:SAMPLES], target[:SAMPLES]), supervised(harness.loss))
     trainer = raddle.parallelize(
-        model, planned(graph, row), sgd, loss=harness.loss, graph=graph, device="cpu"
+        model,
+        sgd,
+        plan=planned(graph, row),
+        loss=supervised(harness.loss),
+        graph=graph,
+        device="cpu",
     )
-    return trainer, lambda: float(trainer.step(x, target))
+    return trainer, lambda: float(trainer.step((x, target)))
 
 
 def planned(graph: Graph, row: Row) -> Plan:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans.notation import read_tiling
 from raddle.plans.plan import Plan
 from raddle.zoo.gpt import GPT
@@ -165,7 +166,9 @@ CASES = [
 
 def captured(case: Case, model: nn.Module, inputs: list[Tensor], targets: list[Tensor]) -> Graph:
     """Return the graph of a case's model with its loss."""
-    return capture(model, inputs, targets=targets, loss=case.loss, name=case.name)
+    return capture(
+        model, (*inputs, *targets), supervised(case.loss, targets=len(targets)), name=case.name
+    )
 
 
 def dtensor(case: Case, model: nn.Module) -> nn.Module:

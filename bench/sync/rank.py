@@ -32,6 +32,7 @@ from experiments.timing_rank import sgd
 from raddle.costs.profile import Profile, measure
 from raddle.graph.capture import capture
 from raddle.graph.gradients import active_values
+from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan
 from raddle.runtime.trainer import Trainer
 from raddle.searches.choose_sync import host_seconds, with_fastest_sync
@@ -59,9 +60,8 @@ class Bench:
         example = (self.task.inputs, self.task.targets)
         self.graph = capture(
             self.task.model,
-            example[0],
-            targets=example[1],
-            loss=self.task.loss,
+            (*example[0], *example[1]),
+            supervised(self.task.loss, targets=len(example[1])),
             name=request["model"],
         )
         self.trainers: dict[str, Trainer] = {}
@@ -141,11 +141,11 @@ class Bench:
             return self._plain(DistributedDataParallel(model))
         plan = self._plan(kind)
         trainer = raddle.parallelize(
-            model, plan, sgd, loss=self.task.loss, graph=self.graph, device="cpu"
+            model, sgd, plan=plan, loss=supervised(self.task.loss), graph=self.graph, device="cpu"
         )
         self.trainers[kind] = trainer
-        part = trainer.part(*self.task.inputs, *self.task.targets)
-        return lambda: void(trainer.step(*part))
+        part = trainer.part((*self.task.inputs, *self.task.targets))
+        return lambda: void(trainer.step(part))
 
     def _plan(self, sync: str) -> Plan:
         """Return the plan for a sync kind; for "auto", rank 0 chooses the fastest kind by simulation."""

@@ -22,6 +22,7 @@ from experiments.links import lab_cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.capture import capture
+from raddle.graph.supervised import supervised
 from raddle.lab import Lab, launch
 from raddle.lab.rates import parse_rate
 from raddle.lab.torchrun import torchrun_commands
@@ -91,7 +92,11 @@ def predicted(
 ) -> dict[str, float]:
     """Return the simulated seconds of a step by sync kind, with the measured operators and link."""
     given = task(chosen.model, chosen.batch)
-    graph = capture(given.model, given.inputs, targets=given.targets, loss=given.loss)
+    graph = capture(
+        given.model,
+        (*given.inputs, *given.targets),
+        supervised(given.loss, targets=len(given.targets)),
+    )
     on = lab_cluster(chosen.hosts, **measured["link"])
     planned = lab_cluster(chosen.hosts, measured["bytes_per_s"])
     seconds_by_kind = {}

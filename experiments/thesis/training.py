@@ -29,6 +29,7 @@ from raddle.api.plans import save_plan
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 from raddle.errors import InputError
 from raddle.files import read_scratch, write_scratch
+from raddle.graph.supervised import supervised
 
 TITLE = "Accuracy and loss over time (Figure 5.2)"
 RANKS = (1, 2, 4)
@@ -82,10 +83,7 @@ def make(options: RunOptions) -> Section:
     except InputError as error:
         return Section(TITLE, skipped=str(error))
     graph = capture(
-        build_network(size.width, 0),
-        [images[:BATCH]],
-        targets=[labels[:BATCH]],
-        loss=F.cross_entropy,
+        build_network(size.width, 0), (images[:BATCH], labels[:BATCH]), supervised(F.cross_entropy)
     )
     runs_by_kind: dict[tuple[int, str], list[TrainingCurve]] = {}
     for done, ranks in enumerate(RANKS):

@@ -1,16 +1,17 @@
 """raddle finds the fastest way to train a PyTorch module on a cluster, simulates it and runs it.
 
-    result = raddle.plan(model, batch, loss, cluster="h100:4x8")   # or raddle.plan("vgg16", 64, cluster=...)
+    result = raddle.plan(model, batch, loss, cluster="h100:4x8")  # or plan("vgg16", 64, cluster=...)
     result.step_ms, result.fits, result.explain("fc1"), result.timeline, result.save("plan.json")
-    result = raddle.load_plan("plan.json")             # a module without a name: model=, example=, loss=
-    raddle.compare(model, batch, loss, cluster="h100:4x8", methods=["data", "auto"])    # a table; .best
-    raddle.simulate(result, cluster="p100:4x8")        # the timeline of a plan, here on another cluster
-    raddle.verify(result)                              # the same numbers as the plain module?
-    raddle.report([result], "page.html")               # one page that works offline
-    trainer = raddle.parallelize(model, plan, optimizer, loss=loss)   # trains; on each rank of torchrun
+    result = raddle.load_plan("plan.json")            # if its model has no name: model=, example=, loss=
+    raddle.compare(model, batch, loss, cluster="h100:4x8", methods=["data", "auto"])   # a table; .best
+    raddle.simulate(result, cluster="p100:4x8")       # the timeline of a plan, here on another cluster
+    raddle.verify(result)                             # the same numbers as the plain module?
+    raddle.report([result], "page.html")              # one page that works offline
+    trainer = raddle.parallelize(model, optimizer, loss=loss, example=batch, plan="plan.json")   # trains
 
-loss(model, batch) returns a scalar. A cluster is a text: "p100:4x4", "local:2" or the path of a YAML file.
-raddle.capture(model, batch, loss) is the graph of a step: plan and compare take it in place of the model.
+loss(model, batch) returns a scalar; raddle.supervised(F.cross_entropy) is one for batches (input, target).
+A cluster is a text such as "p100:4x4" or "local:2", a YAML file, or an object of raddle.cluster.
+raddle.capture(model, batch, loss) is the graph of a step; plan and compare take it in place of the model.
 The classes: PlanResult, Trainer, and InputError, a mistake of the user in one sentence. help(raddle.plan)
 says more, and `raddle --help` in a terminal does the same.
 """
@@ -30,11 +31,12 @@ if TYPE_CHECKING:
     from raddle.clusters import cluster
     from raddle.errors import InputError
     from raddle.graph.capture import capture
+    from raddle.graph.supervised import supervised
     from raddle.runtime.trainer import Trainer, parallelize
 
 __all__ = [
     "InputError", "PlanResult", "Trainer", "capture", "cluster", "compare", "load_plan", "parallelize",
-    "plan", "report", "simulate", "verify",
+    "plan", "report", "simulate", "supervised", "verify",
 ]  # fmt: skip
 
 # Public name -> its module. A name is imported at its first use, so that `import raddle` is fast.
@@ -50,6 +52,7 @@ _PUBLIC = {
     "plan": "raddle.api.planning",
     "report": "raddle.api.reporting",
     "simulate": "raddle.api.plan_result",
+    "supervised": "raddle.graph.supervised",
     "verify": "raddle.api.verifying",
 }
 

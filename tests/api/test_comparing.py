@@ -38,7 +38,7 @@ def test_its_text_is_the_table(comparison: Comparison) -> None:
 def test_a_method_that_fails_says_why() -> None:
     comparison = raddle.compare("mlp-tiny", 8, cluster="p100:4x4", methods=["data", "model"])
     assert "16" in comparison.rows[0]["error"]
-    with pytest.raises(raddle.InputError, match="the method 'data' gave no plan: .*16"):
+    with pytest.raises(raddle.InputError, match=r"the method 'data' gave no plan: .*16"):
         comparison["data"]
     with pytest.raises(raddle.InputError, match="'owt' was not compared: there are model"):
         comparison["owt"]

@@ -11,6 +11,7 @@ from small_models import make_plan, mlp
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
 from raddle.graph.ops import make_kernel
+from raddle.graph.supervised import supervised
 from raddle.program.lower import lower
 from raddle.program.message_kind import MessageKind
 from raddle.program.program import Key, Move, Program, Reduce, Run, Update
@@ -233,7 +234,7 @@ def test_shards_have_the_same_place_in_the_buffer_on_all_ranks() -> None:
 
 def test_buffers_take_what_is_there() -> None:
     model = torch.nn.BatchNorm1d(4)
-    graph = capture(model, [torch.zeros(6, 4)], loss=lambda y: y.sum())
+    graph = capture(model, (torch.zeros(6, 4),), supervised(lambda y: y.sum(), targets=0))
     lowered = lower(graph, make_plan(graph, {}, 1))
     slot_table = slot_table_of(lowered, 0)
     add_persistent_slots(lowered, 0, slot_table)

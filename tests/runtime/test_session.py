@@ -47,7 +47,7 @@ from raddle.searches.comparison import plan_and_predict
 @cache
 def captured(model: str) -> Graph:
     work = zoo.load(model)
-    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=work.name)
+    return capture(work.model, work.batch, work.loss, name=work.name)
 
 
 class ExitedRank(NamedTuple):

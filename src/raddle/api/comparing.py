@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from raddle.api.defaults import COMPARE_SECONDS
 from raddle.api.graphs import Model
-from raddle.api.jit_warmup import compile_ahead, jit_functions_for
+from raddle.api.jit_warmup import jit_functions_for, warm_up
 from raddle.api.plan_result import PlanResult, SimulatedPlan
 from raddle.api.planning import (
     AUTO,
@@ -23,6 +24,7 @@ from raddle.clusters import Cluster
 from raddle.clusters import cluster as find_cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
+from raddle.graph.supervised import Loss
 from raddle.reports.notebook import comparison_html
 from raddle.reports.tables.plan_metrics import show_comparison
 from raddle.reports.terminal import text_of
@@ -73,7 +75,7 @@ class Comparison:
     def to_pandas(self) -> Any:
         """Returns the rows as a DataFrame of pandas, with the methods as its index."""
         try:
-            import pandas
+            pandas = import_module("pandas")
         except ImportError:
             raise InputError(
                 "to_pandas needs pandas, which is not installed: pip install pandas, or use .rows."
@@ -91,7 +93,7 @@ class Comparison:
 def compare(
     model: Model,
     batch: Any = None,
-    loss: Callable[..., Any] | None = None,
+    loss: Loss | None = None,
     *,
     cluster: Cluster | str | os.PathLike[str],
     methods: Sequence[str] | None = None,
@@ -124,8 +126,8 @@ def compare(
     )  # fmt: skip
     where = find_cluster(cluster)
     report = on_progress or ignore_progress
-    graph, example = capture_reporting(model, batch, loss, report)
-    compile_ahead(jit_functions_for(names), report)
+    graph, workload = capture_reporting(model, batch, loss, report)
+    warm_up(jit_functions_for(names), report)
     rows, results = [], {}
     for evaluated, row in plan_each_method(
         graph, where, names, model=graph.name, settings=settings, on_progress=report
@@ -136,7 +138,7 @@ def compare(
             micro_batch = evaluated.timeline.program.graph
             results[row["method"]] = PlanResult(
                 SimulatedPlan(
-                    evaluated.plan, micro_batch, where, settings.profile, None, row, example
+                    evaluated.plan, micro_batch, where, settings.profile, None, row, workload
                 )
             )
     add_speedups(rows)  # also in the rows of the results

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from raddle.api.loading import capture_model
-from raddle.api.plan_result import Example
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import Loss
+from raddle.zoo.workload import Workload
 
-__all__ = ["Model", "PlannedModel", "graph_of"]
+__all__ = ["Model", "PlannedModel", "graph_of", "planned_module"]
 
 Model = nn.Module | str | Graph  # what functions of the Python API take as the model
 
@@ -22,17 +22,17 @@ class PlannedModel(NamedTuple):
     """The graph of a model and, if the user gave a module, the module with its batch and loss."""
 
     graph: Graph
-    example: Example | None = None
+    workload: Workload | None = None
 
 
-def graph_of(model: Model, batch: Any, loss: Callable[..., Any] | None) -> PlannedModel:
+def graph_of(model: Model, batch: Any, loss: Loss | None) -> PlannedModel:
     """Return the graph of a model.
 
     model, batch, loss: an nn.Module, an example batch and loss(model, batch); or the name of a model of the
     zoo or file.py:function, and the number of samples (None: its usual number); or a captured graph alone.
     """
     if isinstance(model, nn.Module):
-        return PlannedModel(capture(model, batch, loss), Example(model, batch, loss))
+        return planned_module(model, batch, loss)
     if isinstance(model, str):
         if loss is not None or not (batch is None or type(batch) is int):
             raise InputError(
@@ -47,3 +47,19 @@ def graph_of(model: Model, batch: Any, loss: Callable[..., Any] | None) -> Plann
         f"the model is a {type(model).__name__}: give an nn.Module with an example batch and a loss, the "
         "name of a model such as 'vgg16', or a graph of raddle.capture."
     )
+
+
+def planned_module(model: nn.Module, batch: Any, loss: Loss | None) -> PlannedModel:
+    """Return the graph of a module, with all that a training of it needs."""
+    if batch is None:
+        raise InputError(
+            f"{type(model).__name__} has no example batch: give what the data loader gives, "
+            "as (inputs, targets)."
+        )
+    graph = capture(model, batch, loss)
+    if graph.loss is None:
+        raise InputError(
+            f"{type(model).__name__} gives no loss: give loss(model, batch), which returns a scalar, such "
+            "as raddle.supervised(torch.nn.functional.cross_entropy)."
+        )
+    return PlannedModel(graph, None if loss is None else Workload(graph.name, model, batch, loss))

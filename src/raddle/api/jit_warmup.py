@@ -15,10 +15,10 @@ from raddle.searches.jit_warmup import EVALUATOR, JitFunctions
 from raddle.searches.registry import jit_functions_of
 from raddle.searches.settings import OnProgress
 
-__all__ = ["EVALUATOR", "PARTITIONERS", "JitFunctions", "compile_ahead", "jit_functions_for"]
+__all__ = ["EVALUATOR", "PARTITIONERS", "JitFunctions", "jit_functions_for", "warm_up"]
 
 
-def compile_ahead(functions: Iterable[JitFunctions], on_progress: OnProgress) -> None:
+def warm_up(functions: Iterable[JitFunctions], on_progress: OnProgress) -> None:
     """Compile the sets of functions that are not in numba's cache on this machine.
 
     Each of them is reported as progress, with the key "once": the next call does not have to wait.

@@ -4,7 +4,7 @@ The functions import torch when they are called, so that `raddle --help` is fast
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from raddle.errors import InputError, quote
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from raddle.clusters import Cluster
     from raddle.costs.profile import Profile
     from raddle.graph.graph import Graph
+    from raddle.graph.supervised import Loss
 
 __all__ = [
     "capture_model",
@@ -37,17 +38,13 @@ def capture_model(name: str, batch: int | None, dtype: str = "float32") -> "Grap
 
     from raddle import zoo
     from raddle.graph.capture import capture
+    from raddle.graph.recapture import CAPTURE_LOCK
 
     if batch is not None and batch > MAX_SAMPLES:
         raise InputError(f"a batch of {batch} is too large: ask for at most {MAX_SAMPLES} samples.")
-    workload = zoo.load(name, batch=batch, dtype=getattr(torch, dtype))
-    return capture(
-        workload.model,
-        workload.inputs,
-        targets=workload.targets,
-        loss=workload.loss,
-        name=workload.name,
-    )
+    with CAPTURE_LOCK:  # while a user's function runs, the default dtype of the process is set
+        workload = zoo.load(name, batch=batch, dtype=getattr(torch, dtype))
+        return capture(workload.model, workload.batch, workload.loss, name=workload.name)
 
 
 def load_plan(
@@ -55,7 +52,7 @@ def load_plan(
     *,
     model: "nn.Module | str | None" = None,
     example: Any = None,
-    loss: "Callable[..., Any] | None" = None,
+    loss: "Loss | None" = None,
     cluster: "Cluster | str | os.PathLike[str] | None" = None,
     profile: "Profile | str | None" = None,
 ) -> "PlanResult":
@@ -74,8 +71,8 @@ def load_plan(
     'data'
     """
     from raddle.api.costs import load_optional_profile
-    from raddle.api.plan_result import Example, PlanResult, SimulatedPlan, UnboundPlan
-    from raddle.graph.capture import capture
+    from raddle.api.graphs import planned_module
+    from raddle.api.plan_result import PlanResult, SimulatedPlan, UnboundPlan
     from raddle.plans import plan_file
     from raddle.plans.pipelining import micro_batch_graph
 
@@ -89,12 +86,12 @@ def load_plan(
         name = model or content["model"]
         if model is None and (problem := why_unbound(name)):
             return PlanResult(UnboundPlan(file, content, where, problem))
-        graph, bound_example = _capture_for(name, content), None
+        graph, workload = _capture_for(name, content), None
     else:
-        graph = micro_batch_graph(capture(model, example, loss), content)
-        bound_example = Example(model, example, loss)
+        whole, workload = planned_module(model, example, loss)
+        graph = micro_batch_graph(whole, content)
     plan = plan_file.from_dict(content, graph)
-    return PlanResult(SimulatedPlan(plan, graph, where, measured, example=bound_example))
+    return PlanResult(SimulatedPlan(plan, graph, where, measured, workload=workload))
 
 
 def load_plans(

@@ -10,12 +10,10 @@ model. If not, the result has only what the file says, and asks for the model wh
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple
-
-from torch import nn
+from typing import Any
 
 from raddle.api.costs import load_optional_profile
 from raddle.api.explaining import Explanation, explain_simulated
@@ -32,16 +30,9 @@ from raddle.reports.notebook import result_html
 from raddle.reports.units import bytes_text, count_text, plural, seconds_text
 from raddle.searches.predict import METRICS, metrics_of_file, simulate_steps
 from raddle.simulation.timeline import Timeline
+from raddle.zoo.workload import Workload
 
-__all__ = ["Example", "PlanResult", "SimulatedPlan", "UnboundPlan", "simulate"]
-
-
-class Example(NamedTuple):
-    """The module that a plan was made for, an example batch, and its loss; never written to a file."""
-
-    model: nn.Module
-    batch: Any
-    loss: Callable[..., Any] | None
+__all__ = ["PlanResult", "SimulatedPlan", "UnboundPlan", "simulate"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +45,9 @@ class SimulatedPlan:
     profile: Profile | None = None
     simulation: Timeline | None = None  # None: it is simulated when it is needed
     metrics: Mapping[str, Any] | None = None  # None: those of the simulation and of the plan file
-    example: Example | None = None  # None: the graph came from the name of a model, or alone
+    # The module with the batch and the loss that the plan was made for; None: only the graph was given, or
+    # the name of a model.
+    workload: Workload | None = None
 
     @cached_property
     def timeline(self) -> DrawnTimeline:
@@ -67,8 +60,8 @@ class SimulatedPlan:
         return self.metrics or metrics_of_file(self.plan, self.timeline)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what is pickled: all fields but the example, as a module has no place in a file."""
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"example": None}
+        """Returns what is pickled: all fields but the workload: a module has no place in a file."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"workload": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SimulatedPlan:
         return self  # nothing in it changes

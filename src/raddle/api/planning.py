@@ -11,19 +11,20 @@ and timeline), and `compare` does so for several methods.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from raddle.api.costs import load_optional_profile
 from raddle.api.graphs import Model, PlannedModel, graph_of
-from raddle.api.jit_warmup import compile_ahead, jit_functions_for
+from raddle.api.jit_warmup import jit_functions_for, warm_up
 from raddle.api.plan_result import PlanResult, SimulatedPlan
 from raddle.api.schedules import read_schedule
 from raddle.clusters import Cluster
 from raddle.clusters import cluster as find_cluster
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import Loss
 from raddle.plans.optimizers import check_optimizer
 from raddle.searches.baselines import BASELINES as BASELINES
 from raddle.searches.comparison import EvaluatedPlan, compare, plan_and_predict, speedup_over_data
@@ -71,7 +72,7 @@ Pins = Mapping[str, str] | Sequence[str]  # {"features.*": "n/4"}, or ["features
 def plan(
     model: Model,
     batch: Any = None,
-    loss: Callable[..., Any] | None = None,
+    loss: Loss | None = None,
     *,
     cluster: Cluster | str | os.PathLike[str],
     method: str = AUTO,
@@ -130,8 +131,8 @@ def plan(
     check_pipeline(method, settings)
     where = find_cluster(cluster)
     report = on_progress or ignore_progress
-    graph, example = capture_reporting(model, batch, loss, report)
-    compile_ahead(jit_functions_for([method]), report)
+    graph, workload = capture_reporting(model, batch, loss, report)
+    warm_up(jit_functions_for([method]), report)
     new_plan, row, timeline = predict(
         graph, where, method, replace(settings, on_progress=report), model=graph.name,
         recompute=recompute, partition=partition,
@@ -139,13 +140,13 @@ def plan(
     # timeline.program.graph: with a pipeline, the graph of one micro-batch, which the plan is for
     return PlanResult(
         SimulatedPlan(
-            new_plan, timeline.program.graph, where, settings.profile, timeline, row, example
+            new_plan, timeline.program.graph, where, settings.profile, timeline, row, workload
         )
     )
 
 
 def capture_reporting(
-    model: Model, batch: Any, loss: Callable[..., Any] | None, on_progress: OnProgress
+    model: Model, batch: Any, loss: Loss | None, on_progress: OnProgress
 ) -> PlannedModel:
     """Return the graph of a model; a capture, which may take long, is reported as progress."""
     if not isinstance(model, Graph):

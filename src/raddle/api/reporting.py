@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from raddle.api.comparing import Comparison
-from raddle.api.jit_warmup import EVALUATOR, compile_ahead, jit_functions_for
+from raddle.api.jit_warmup import EVALUATOR, jit_functions_for, warm_up
 from raddle.api.plan_result import PlanResult
 from raddle.api.planning import ignore_progress
 from raddle.clusters import Cluster
@@ -148,7 +148,7 @@ def _write_page(
     **options: Any,
 ) -> PageData:
     # EVALUATOR: the numba functions of the fast simulation.
-    compile_ahead(dict.fromkeys([EVALUATOR, *jit_functions_for(methods)]), on_progress)
+    warm_up(dict.fromkeys([EVALUATOR, *jit_functions_for(methods)]), on_progress)
     data = build_page_data(graph, cluster, given, methods, on_progress=on_progress, **options)
     write_atomically(os.fspath(path), render_page(data))
     return data

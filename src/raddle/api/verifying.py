@@ -14,7 +14,7 @@ from raddle.errors import InputError
 from raddle.reports.terminal import text_of
 from raddle.reports.verification import show_verdict
 from raddle.searches.settings import OnProgress
-from raddle.verification.verify_plan import TOLERANCE
+from raddle.verification.verify_plan import TOLERANCE, verify_workload
 from raddle.verification.verify_plan import verify as verify_file
 
 __all__ = ["Verdict", "verify"]
@@ -49,7 +49,8 @@ def verify(
 
     plan: a result, or the path of a plan file. All numbers are compared in float64.
     steps: how many steps to train. tolerance: the largest relative deviation that counts as equal.
-    threads: run the ranks as threads of this process, instead of as processes.
+    threads: run the ranks as threads of this process, instead of as processes. For a module of this process
+        they are always threads, as other processes do not have it.
     model: the name of the model, for a plan file that names none.
     seed: of the weights, the batch and the dropout masks.
 
@@ -66,8 +67,15 @@ def verify(
         return Verdict(verify_file(os.fspath(plan), model=model, **options))
     if model:
         raise InputError("a result knows its model: leave out model, which is for plan files.")
-    if problem := why_unbound(plan.plan.model):
-        raise InputError(f"the plan cannot be verified, because {problem}: ")
+    bound = plan.bound
+    if bound.workload is not None:  # a module of this process: only its threads have it
+        del options["threads"]
+        return Verdict(verify_workload(bound.workload, bound.graph, bound.plan, **options))
+    if why_unbound(bound.plan.model):
+        raise InputError(
+            f"only the graph of '{bound.plan.model}' was given, which trains nothing: plan with the "
+            "module, as raddle.plan(model, batch, loss, cluster=...), and verify that."
+        )
     with tempfile.TemporaryDirectory(prefix="raddle-verify-") as folder:
         path = Path(folder) / "plan.json"
         plan.save(path)

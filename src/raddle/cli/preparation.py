@@ -64,7 +64,7 @@ def progress(message: str, *, as_lines: bool = False) -> Iterator[OnProgress]:
 
 def warm_up_jit(functions: Iterable[JitFunctions]) -> None:
     """Compile the functions that are not in numba's cache on this machine, with a message for each set."""
-    from raddle.api.jit_warmup import compile_ahead
+    from raddle.api.jit_warmup import warm_up
 
     with progress("raddle") as on_progress:
-        compile_ahead(functions, on_progress)
+        warm_up(functions, on_progress)

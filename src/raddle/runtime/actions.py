@@ -290,6 +290,17 @@ class RecordLoss:
 
 
 @dataclass
+class RecordMetric:
+    """Records a metric of a micro-batch."""
+
+    name: str
+    slot: int
+    reports: bool  # whether this device's copy of the metric is the reported one
+    key: Key
+    dead_slots: list[int] = field(default_factory=list)
+
+
+@dataclass
 class UpdateParameters:
     """Updates all parameters of this rank; where steps overlap, only those in `slots`."""
 
@@ -313,6 +324,7 @@ Action = (
     | StartSliceAllReduce
     | UpdateBuffers
     | RecordLoss
+    | RecordMetric
     | UpdateParameters
 )
 

@@ -50,6 +50,7 @@ class OptimizerStep:
         self.setup, self.executor, self.optimizer = setup, executor, optimizer
         self.step, self.loss = step, loss
         self.clip_norm, self.check_finite = clip_norm, check_finite
+        self.grad_norm: Tensor | None = None  # before clipping, at the last update
         # (parameter, box) -> the one rank that counts it in the global norm
         self._owners = owners_of(setup.program)
 
@@ -76,5 +77,5 @@ class OptimizerStep:
             )
             # s: the source, which names the parameter and its box; p: the tensor on this rank
             counted = [(p, self.setup.rank == self._owners[s.name, s.box]) for s, p in parameters]
-            clip(self.setup.transport, self.setup.place, counted, self.clip_norm)
+            self.grad_norm = clip(self.setup.transport, self.setup.place, counted, self.clip_norm)
         self.optimizer.step()
