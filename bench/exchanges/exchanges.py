@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from raddle import supervised
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.graph.supervised import supervised
 from raddle.plans.notation import read_tiles
 from raddle.plans.plan import Plan, describe_inputs, parameter_shapes
 

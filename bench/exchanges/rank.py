@@ -20,7 +20,6 @@ from exchanges import PATTERNS, TOPOLOGIES, Topology
 from torch.nn import functional as F
 
 import raddle
-from raddle.graph.supervised import supervised
 from raddle.transport.process_transport import ProcessTransport
 
 WARM_UP = 2  # steps that are not timed
@@ -95,7 +94,7 @@ def steps(topology: Topology, pattern: str, rounds: int) -> dict[str, Any]:
         exchange.model,
         lambda p: torch.optim.SGD(p, lr=1e-3),
         plan=exchange.plan,
-        loss=supervised(F.mse_loss),
+        loss=raddle.supervised(F.mse_loss),
         graph=exchange.graph,
         device="cpu",
     )

@@ -12,13 +12,13 @@ from functools import partial
 import torch
 from torch import nn
 
+from raddle import supervised
 from raddle.clusters import Cluster
 from raddle.costs.compute import ComputeCosts
 from raddle.costs.profile import Profile, measure
 from raddle.graph.capture import capture
 from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph
-from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan, describe_inputs, parameter_shapes
 from raddle.plans.tiling import whole_tiling
 from raddle.program.lower import lower

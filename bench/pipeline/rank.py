@@ -24,7 +24,6 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 import raddle
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import whole_tiling
 
@@ -85,12 +84,12 @@ def of_raddle(row: Row) -> tuple[Any, Callable[[], float]]:
     """Returns raddle's trainer, and a function that trains one step and returns the loss."""
     torch.manual_seed(0)
     model, (x, target) = harness.model(row), harness.batch(row)
-    graph = capture(model, (x[:SAMPLES], target[:SAMPLES]), supervised(harness.loss))
+    graph = capture(model, (x[:SAMPLES], target[:SAMPLES]), raddle.supervised(harness.loss))
     trainer = raddle.parallelize(
         model,
         sgd,
         plan=planned(graph, row),
-        loss=supervised(harness.loss),
+        loss=raddle.supervised(harness.loss),
         graph=graph,
         device="cpu",
     )

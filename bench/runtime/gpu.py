@@ -27,7 +27,6 @@ import torch.distributed as dist
 from torch import nn
 
 import raddle
-from raddle.graph.supervised import supervised
 from raddle.plans.notation import read_tiles
 from raddle.plans.plan import Plan
 
@@ -72,7 +71,7 @@ def make_side(side: str, work: gpu_models.Work, precision: Any, optimizer: str) 
         model = model.cpu()
         inputs, targets = ([t.cpu() for t in tensors] for tensors in (work.inputs, work.targets))
         graph = raddle.capture(
-            model, (*inputs, *targets), supervised(work.loss, targets=len(targets))
+            model, (*inputs, *targets), raddle.supervised(work.loss, targets=len(targets))
         )
         tiles = read_tiles(graph, "".join(f"{op.name}: @0\n" for op in graph.ops))
         trainer = raddle.parallelize(
@@ -80,7 +79,7 @@ def make_side(side: str, work: gpu_models.Work, precision: Any, optimizer: str) 
             make,
             plan=Plan(tiles, devices=1, bn="local"),
             graph=graph,
-            loss=supervised(work.loss, targets=len(targets)),
+            loss=raddle.supervised(work.loss, targets=len(targets)),
             device="cuda:0",
             autocast=precision,
             compile=side == "raddle compiled",

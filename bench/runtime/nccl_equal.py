@@ -33,7 +33,6 @@ from torch import nn
 
 import raddle
 from raddle.graph.graph import Graph
-from raddle.graph.supervised import supervised
 from raddle.program.communicators import communicators, most_on_a_device
 from raddle.program.program import Gather, Move, Program, Reduce
 
@@ -220,7 +219,7 @@ def outcome_of(case: Case, backend: str, device: torch.device) -> dict[str, Any]
             copy.deepcopy(model),
             sgd,
             plan=plan,
-            loss=supervised(loss),
+            loss=raddle.supervised(loss),
             graph=graph,
             device=device,
             backend=backend,
@@ -258,7 +257,7 @@ def outcome_of(case: Case, backend: str, device: torch.device) -> dict[str, Any]
 def captured(size: int, device: torch.device) -> Graph:
     """Returns the graph of a micro-batch of this size."""
     x, y = batch(device)
-    return raddle.capture(module(device), (x[:size], y[:size]), supervised(loss))
+    return raddle.capture(module(device), (x[:size], y[:size]), raddle.supervised(loss))
 
 
 def plain_losses(model: nn.Module, x: torch.Tensor, y: torch.Tensor, microbatches: int) -> Any:

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import raddle
-from raddle.graph.supervised import supervised
 
 WARM_UP = 5  # steps that are not timed
 
@@ -48,7 +47,7 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
         copy.deepcopy(model),
         sgd,
         plan=_plan(case, graph),
-        loss=supervised(case.loss),
+        loss=raddle.supervised(case.loss),
         graph=graph,
         device="cpu",
     )

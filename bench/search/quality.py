@@ -12,11 +12,11 @@ from common import graph_of, keep, machine, results
 from torch import nn
 
 from experiments.optcnn.additive import additive_cost, baselines
+from raddle import supervised
 from raddle.clusters import Cluster, Device, Link
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.graph.supervised import supervised
 from raddle.plans.notation import write_tiling
 from raddle.searches.baselines import BASELINES
 from raddle.searches.comparison import compare, plan_and_predict

@@ -32,7 +32,6 @@ from experiments.timing_rank import sgd
 from raddle.costs.profile import Profile, measure
 from raddle.graph.capture import capture
 from raddle.graph.gradients import active_values
-from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan
 from raddle.runtime.trainer import Trainer
 from raddle.searches.choose_sync import host_seconds, with_fastest_sync
@@ -61,7 +60,7 @@ class Bench:
         self.graph = capture(
             self.task.model,
             (*example[0], *example[1]),
-            supervised(self.task.loss, targets=len(example[1])),
+            raddle.supervised(self.task.loss, targets=len(example[1])),
             name=request["model"],
         )
         self.trainers: dict[str, Trainer] = {}
@@ -141,7 +140,12 @@ class Bench:
             return self._plain(DistributedDataParallel(model))
         plan = self._plan(kind)
         trainer = raddle.parallelize(
-            model, sgd, plan=plan, loss=supervised(self.task.loss), graph=self.graph, device="cpu"
+            model,
+            sgd,
+            plan=plan,
+            loss=raddle.supervised(self.task.loss),
+            graph=self.graph,
+            device="cpu",
         )
         self.trainers[kind] = trainer
         part = trainer.part((*self.task.inputs, *self.task.targets))

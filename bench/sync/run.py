@@ -19,10 +19,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))  # the expe
 from models import task
 
 from experiments.links import lab_cluster
+from raddle import supervised
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.capture import capture
-from raddle.graph.supervised import supervised
 from raddle.lab import Lab, launch
 from raddle.lab.rates import parse_rate
 from raddle.lab.torchrun import torchrun_commands

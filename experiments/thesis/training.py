@@ -22,6 +22,7 @@ from experiments.experiment import Part, RunOptions
 from experiments.thesis.training_runs import DDP, PLAIN, SERVERS
 from experiments.thesis.training_task import BATCH, RATE, TARGET, build_network, digits
 from experiments.timing import run_ranks
+from raddle import supervised
 from raddle.api.clusters import cluster
 from raddle.api.models import Graph, capture
 from raddle.api.planning import plan_for
@@ -29,7 +30,6 @@ from raddle.api.plans import save_plan
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 from raddle.errors import InputError
 from raddle.files import read_scratch, write_scratch
-from raddle.graph.supervised import supervised
 
 TITLE = "Accuracy and loss over time (Figure 5.2)"
 RANKS = (1, 2, 4)

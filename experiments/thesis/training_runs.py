@@ -12,11 +12,10 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import raddle
-from experiments.thesis.training_task import build_network, sgd
+from experiments.thesis.training_task import BATCH, build_network, digits, sgd
 from raddle import sync
 from raddle.api.plans import is_asynchronous
 from raddle.api.running import UpdateEvent
-from raddle.graph.supervised import supervised
 
 Batches = Sequence[tuple[Tensor, Tensor]]  # images and labels
 PLAIN, DDP, SERVERS = "plain", "ddp", "servers:"  # other kinds are files of plans
@@ -57,8 +56,15 @@ class PlanRun:
     """Training by a plan, with `raddle.parallelize`."""
 
     def __init__(self, model: nn.Module, plan: str) -> None:
+        images, labels = digits()
+        example = images[:BATCH], labels[:BATCH]
         self.trainer = raddle.parallelize(
-            model, sgd, plan=plan, loss=supervised(F.cross_entropy), device="cpu"
+            model,
+            sgd,
+            plan=plan,
+            loss=raddle.supervised(F.cross_entropy),
+            example=example,
+            device="cpu",
         )
         if is_asynchronous(self.trainer.plan):
             self.trainer.step_runner.weight_uses = []  # a list makes the trainer log into it

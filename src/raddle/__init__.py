@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from raddle.api.plan_result import PlanResult, simulate
     from raddle.api.planning import plan
     from raddle.api.reporting import report
+    from raddle.api.training import parallelize
     from raddle.api.verifying import verify
     from raddle.clusters import cluster
     from raddle.errors import InputError
     from raddle.graph.capture import capture
     from raddle.graph.supervised import supervised
-    from raddle.runtime.trainer import Trainer, parallelize
+    from raddle.runtime.trainer import Trainer
 
 __all__ = [
     "InputError", "PlanResult", "Trainer", "capture", "cluster", "compare", "load_plan", "parallelize",
@@ -48,7 +49,7 @@ _PUBLIC = {
     "cluster": "raddle.clusters",
     "compare": "raddle.api.comparing",
     "load_plan": "raddle.api.loading",
-    "parallelize": "raddle.runtime.trainer",
+    "parallelize": "raddle.api.training",
     "plan": "raddle.api.planning",
     "report": "raddle.api.reporting",
     "simulate": "raddle.api.plan_result",

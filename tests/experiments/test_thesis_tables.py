@@ -15,7 +15,6 @@ from experiments.thesis.printed_epoch import EPOCH_DATA, EPOCH_HYPERGRAPH
 from experiments.thesis.simulated import SERVERS, crossover
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
-from raddle.graph.supervised import supervised
 from raddle.searches.hypergraph.partitioner import Partitioner, PartitionRequest
 
 VGG16 = 138_357_544  # parameters, its Table 5.13
@@ -26,7 +25,7 @@ def chain() -> Graph:
     layers = [nn.Linear(8, 6), nn.Linear(6, 4), nn.Linear(4, 2)]
     model = nn.Sequential(*layers).to("meta")
     inputs = [torch.zeros(4, 8, device="meta")]
-    return capture(model, inputs, supervised(lambda y: y.sum(), targets=0), name="chain")
+    return capture(model, inputs, loss=lambda y: y.sum(), name="chain")
 
 
 @pytest.mark.parametrize("rows", [*printed.ALL, *printed.COARSE_BOUNDED, *printed.FINE_BOUNDED])
@@ -101,9 +100,13 @@ def test_the_printed_crossovers() -> None:
     assert "from batch 256 on" in crossover_text(2, rows[2])
     assert "from batch 128 on" in crossover_text(4, rows[4])
     # with as many images an update, synchronous servers never overtake
-    assert crossover_text(2, rows[2]).endswith("so at none of the batches 32, 64, 128, 256, 512.")
-    assert crossover_text(4, rows[4]).endswith("so at none of the batches 64, 128, 256, 512.")
-    assert crossover_text(4, {row: {16: 1.0} for row in rows[4]}).endswith("so at no common batch.")
+    assert crossover_text(2, rows[2]).endswith(
+        "ahead at none of the batches 32, 64, 128, 256, 512."
+    )
+    assert crossover_text(4, rows[4]).endswith("ahead at none of the batches 64, 128, 256, 512.")
+    assert crossover_text(4, {row: {16: 1.0} for row in rows[4]}).endswith(
+        "ahead at no common batch."
+    )
 
 
 def test_rows_by_batch() -> None:

@@ -134,13 +134,14 @@ def test_a_tensor_twice_within_one_argument() -> None:
 
 
 FILE = """
+import raddle
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 def build(batch=4):
     x = torch.randn(batch, 3)
-    return nn.Sequential(nn.Linear(3, 3), nn.Tanh()), (x,), (x,), F.mse_loss
+    return nn.Sequential(nn.Linear(3, 3), nn.Tanh()), (x, x), raddle.supervised(F.mse_loss)
 """
 
 

@@ -528,10 +528,10 @@ def test_a_loss_module_keeps_its_weights_to_itself() -> None:
     ("arguments", "reason"),
     [
         ((lambda x: x, [torch.ones(2)]), "takes an nn.Module"),
-        ((nn.Linear(2, 2), torch.ones(2, 2)), "give a list"),
+        ((nn.Linear(2, 2), (torch.ones(2, 2),), "mse"), "the loss is a str: give loss"),
     ],
 )
-def test_wrong_arguments(arguments: tuple[Any, Any], reason: str) -> None:
+def test_wrong_arguments(arguments: tuple[Any, ...], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         capture(*arguments)
 

@@ -109,15 +109,15 @@ def test_zero2_parameters_stay_whole_and_a_view_is_updated() -> None:
     lowered = program("sharded")
     slot_table = slot_table_of(lowered, 1)
     persistent = add_persistent_slots(lowered, 1, slot_table)
-    view = next(v for v in persistent.shard_views if v.source.name == "fc1.weight")
+    view = next(v for v in persistent.shard_views if v.shard.name == "fc1.weight")
     ((box, slot),) = slot_table.persistent["fc1.weight"]
-    assert (view.slot, view.rows, view.source.box) == (
+    assert (view.parameter_slot, view.rows, view.shard.box) == (
         slot,
         (slice(4, 8), slice(0, 4)),
         Box((4, 0), (8, 4)),
     )
     assert box == Box((0, 0), (8, 4))
-    assert view.source.slot in persistent.updated_slots
+    assert view.shard.slot in persistent.updated_slots
     assert slot not in persistent.updated_slots
 
 

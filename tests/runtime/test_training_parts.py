@@ -15,11 +15,12 @@ from raddle.plans.plan import Plan, describe_inputs
 from raddle.program.lower import lower
 from raddle.runtime.capture_batch import capture_batch, capture_evaluation
 from raddle.runtime.evaluation import Evaluation
-from raddle.runtime.optimizer_step import OptimizerStep, make_optimizer
+from raddle.runtime.optimizer_step import OptimizerStep
 from raddle.runtime.resized_step import ResizedStep
 from raddle.runtime.setup import Setup
 from raddle.runtime.state import TrainingState, initialise_slots, owners_of
 from raddle.runtime.step_runner import StepRunner
+from raddle.runtime.tile_optimizer import make_optimizer
 from raddle.transport.thread_transport import Hub
 
 CPU = torch.device("cpu")
@@ -108,7 +109,7 @@ def test_a_resized_plan_lends_and_returns() -> None:
     updates = []
     executor.optimizer_step = lambda: updates.append(1)
     resized = ResizedStep(rank_setup, executor, 3)
-    resized.run([X[:3], Y[:3]], 0)
+    resized.run({"input": X[:3], "target": Y[:3]}, 0)
     assert updates == [1]
     for source in resized.executor.rank_actions.sources_with_role("buffer"):
         theirs = next(

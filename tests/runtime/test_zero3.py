@@ -169,8 +169,7 @@ def test_evaluates_and_keeps_nothing_of_it() -> None:
 
     def work(trainer: Trainer) -> tuple[float, list[Any]]:
         loss = float(trainer.evaluate((x, y)))
-        assert trainer._evaluation is not None
-        executor = trainer._evaluation.executor
+        executor = trainer._evaluations[0].executor
         return loss, [
             executor.slots[s.slot] for s in executor.rank_actions.sources_with_role("parameter")
         ]

@@ -24,6 +24,7 @@ from torch.fx import Node
 import raddle.graph.ops  # noqa: F401  (declares the operators)
 from raddle.errors import InputError
 from raddle.graph.aliasing import refuse_parameters_as_inputs, refuse_shared_memory
+from raddle.graph.arguments import leaves
 from raddle.graph.builder import Builder
 from raddle.graph.dtypes import carries_gradient
 from raddle.graph.graph import FusedCall, Graph, Op, Value
@@ -80,15 +81,20 @@ def capture_step(
     model, batch = step.model, step.batch
     _refuse_trained_loss(step.loss)
     template = batch_template(model, batch, step.loss)
-    names, tensors = list(template.names.values()), template.tensors(batch)
-    refuse_parameters_as_inputs(tensors.items(), model.named_parameters())
+    names = list(template.names.values())
+    tensors = [leaf for _, leaf in leaves(batch) if isinstance(leaf, Tensor)]
+    refuse_parameters_as_inputs(zip(names, tensors, strict=True), model.named_parameters())
     unknown = set(dims or {}) - set(names)
     if unknown:
         raise InputError(f"dims names {sorted(unknown)}, but the inputs are {', '.join(names)}.")
-    program, traced = export(step, list(tensors.values()))
+    program, traced = export(step, tensors)
     translation = _Translation(program, model, names, dims or {})
     graph = translation.build_graph(
         name or type(model).__name__, traced.metrics, step.first_is_loss
+    )
+    # A name may have been taken, as by a parameter; the graph has it with a number then.
+    template = dataclasses.replace(
+        template, names=dict(zip(template.names, graph.inputs, strict=True))
     )
     letters = {path: graph.values[n].letters for path, n in template.names.items()}
 

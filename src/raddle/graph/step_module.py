@@ -19,7 +19,6 @@ from raddle.graph.supervised import (
     Supervised,
     argument_names,
     call_model,
-    model_arguments,
     split_metrics,
 )
 
@@ -98,8 +97,7 @@ class StepModule(nn.Module):
 
     def _call_model(self, batch: Any) -> Any:
         """Returns the output of the module if there is no loss that calls it."""
-        is_list = isinstance(batch, (list, tuple))
-        return call_model(self.model, model_arguments(batch) if is_list else batch)
+        return call_model(self.model, batch)
 
     def _note(self, metrics: tuple[str, ...], outputs: list[Any]) -> None:
         first = outputs[0] if outputs else None
@@ -149,6 +147,7 @@ def batch_template(model: nn.Module, batch: Any, loss: Loss | None) -> BatchTemp
         if path and path[0] in top:
             # The only input may be a mapping, whose keys are keyword arguments of the model.
             is_keyword = inputs == 1 and path[0] == 0 and isinstance(batch[0], Mapping)
+            is_keyword = is_keyword and loss is not None
             name = path_name(path[1:]) if is_keyword else path_name((top[path[0]], *path[1:]))
         if isinstance(leaf, Tensor):
             names[path] = name
@@ -156,8 +155,6 @@ def batch_template(model: nn.Module, batch: Any, loss: Loss | None) -> BatchTemp
             constants[path] = leaf
         else:
             raise InputError(f"'{name}' is a {type(leaf).__name__}: a batch consists of tensors.")
-    if twice := next((n for n in names.values() if list(names.values()).count(n) > 1), None):
-        raise InputError(f"two tensors of the batch are called '{twice}': rename one of them.")
     return BatchTemplate(names, constants)
 
 

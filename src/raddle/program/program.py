@@ -306,9 +306,9 @@ class Program:
         return self.graph.values[value].dtype.itemsize
 
 
-def reduced_element_bytes(sync: Sync, width: int) -> int:
-    """Returns the bytes of one element of a gradient in an all-reduce; in memory it has `width` bytes."""
-    return 2 if sync.wire_dtype else width  # compressed to bfloat16 or float16
+def reduced_element_bytes(sync: Sync, element_bytes: int) -> int:
+    """Returns the bytes of one element of a gradient in an all-reduce; element_bytes: those in memory."""
+    return 2 if sync.wire_dtype else element_bytes  # compressed to bfloat16 or float16
 
 
 def buffer_bytes(program: Program, collective: Reduce | Gather) -> dict[tuple[int, ...], int]:

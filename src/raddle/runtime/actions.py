@@ -191,9 +191,9 @@ class ShardedBlock(NamedTuple):
 class ShardView(NamedTuple):
     """ZeRO-2: the rows of a parameter that this rank updates, a view of the tensor in another slot."""
 
-    source: SlotSource  # the box of the rows, and their slot
-    slot: int  # of the whole region
-    rows: tuple[slice, ...]  # where the rows are in it
+    shard: SlotSource  # the box of the rows, and the slot that gets the view
+    parameter_slot: int  # of the tensor with the whole region
+    rows: tuple[slice, ...]  # where the rows are in this tensor
 
 
 @dataclass

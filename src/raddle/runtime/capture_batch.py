@@ -18,7 +18,7 @@ from raddle.graph.graph import Graph
 from raddle.graph.model_call import ModelCall, first_call, model_call
 from raddle.graph.recapture import CAPTURE_LOCK
 from raddle.graph.step_module import StepModule, batch_template
-from raddle.graph.supervised import Loss, Supervised, model_arguments
+from raddle.graph.supervised import Loss, Supervised
 
 
 def capture_batch(model: nn.Module, batch: Any, loss: Loss | None) -> Graph:
@@ -32,11 +32,10 @@ def capture_evaluation(step: StepModule, letters: Mapping[str, str]) -> Graph:
 
     letters: of the dimensions of the inputs that training has too, by name.
     """
-    step = step.with_batch(_on_device_of(step.model, step.batch))
     names = batch_template(step.model, step.batch, step.loss).names.values()
     dims = {name: letters[name] for name in names if name in letters}
     with CAPTURE_LOCK, _in_evaluation_mode(step.model):
-        return capture_step(step, dims=dims)
+        return capture_step(step.with_batch(_on_device_of(step.model, step.batch)), dims=dims)
 
 
 def call_of(model: nn.Module, batch: Any, loss: Loss | None, template: BatchTemplate) -> ModelCall:
@@ -45,10 +44,9 @@ def call_of(model: nn.Module, batch: Any, loss: Loss | None, template: BatchTemp
         with CAPTURE_LOCK:  # a hook of the model is set for a moment
             return first_call(model, batch, loss)
     inputs = loss.inputs(batch, template) if isinstance(loss, Supervised) else batch
-    inputs = model_arguments(inputs) if isinstance(inputs, (list, tuple)) else inputs
     if isinstance(inputs, Mapping):
         return model_call(model, (), dict(inputs))
-    return model_call(model, inputs if isinstance(inputs, list) else [inputs], {})
+    return model_call(model, inputs if isinstance(inputs, (list, tuple)) else [inputs], {})
 
 
 @contextmanager

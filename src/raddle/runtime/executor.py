@@ -199,7 +199,7 @@ class Executor:
             return self.parameter_sync.updated
         by_slot = {s.slot: (s, p) for s, p in self.parameters()}
         for view in self.rank_actions.shard_views:
-            by_slot[view.source.slot] = view.source, self.slots[view.source.slot]
+            by_slot[view.shard.slot] = view.shard, self.slots[view.shard.slot]
         return [by_slot[slot] for slot in self.rank_actions.updated_slots]
 
     def synchronize(self) -> None:

@@ -26,7 +26,7 @@ from raddle.plans.validation import validate
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Program
-from raddle.runtime.optimizer_step import MakeOptimizer
+from raddle.runtime.tile_optimizer import Factory
 from raddle.zoo.move import move_workload
 from raddle.zoo.user_file import find_function, is_file_spec
 from raddle.zoo.workload import Workload
@@ -98,7 +98,7 @@ def takes_batch(name: str) -> bool:
     )
 
 
-def optimizer_for(name: str, rate: float | None = None) -> MakeOptimizer:
+def optimizer_for(name: str, rate: float | None = None) -> Factory:
     """Returns a function that makes the optimizer of this name. rate: learning rate; None: its default."""
     if name not in OPTIMIZERS:
         raise InputError(f"the plan's optimizer is '{name}': choose {', '.join(OPTIMIZERS)}.")

@@ -81,12 +81,9 @@ class SharedState:
             (s, slots[s.name, s.box]) for s in borrower.rank_actions.sources if _is_persistent(s)
         ]  # fmt: skip
         # The same for ZeRO-2's shards, which are views of parameters: the optimizer has the owner's.
-        views = {
-            (v.source.name, v.source.box): v.source.slot for v in owner.rank_actions.shard_views
-        }
+        views = {(v.shard.name, v.shard.box): v.shard.slot for v in owner.rank_actions.shard_views}
         self.pairs += [
-            (v.source, views[v.source.name, v.source.box])
-            for v in borrower.rank_actions.shard_views
+            (v.shard, views[v.shard.name, v.shard.box]) for v in borrower.rank_actions.shard_views
         ]
         borrower.optimizer_step = lambda: owner.optimizer_step()
         # Both executors have the parameters in the same slots, so they can share the synchronisation.

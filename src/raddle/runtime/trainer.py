@@ -33,15 +33,17 @@ from raddle.program.program import Program
 from raddle.runtime.capture_batch import call_of, capture_batch
 from raddle.runtime.evaluation import Evaluation
 from raddle.runtime.execution.compiled_functions import CompiledFunctions, compile_mode
-from raddle.runtime.optimizer_step import MakeOptimizer, OptimizerStep, make_optimizer
+from raddle.runtime.optimizer_step import OptimizerStep
 from raddle.runtime.saved_state import SavedState
 from raddle.runtime.setup import Setup
 from raddle.runtime.state import TrainingState, initialise_slots
 from raddle.runtime.step_result import StepResult
 from raddle.runtime.step_runner import StepRunner
+from raddle.runtime.tile_optimizer import MakeOptimizer, make_optimizer, plain_state
 from raddle.transport.base import Transport
 from raddle.transport.join import join
 
+KEPT_EVALUATIONS = 4  # for so many shapes of batches, an evaluation is not captured again
 FLUSH_SECONDS = 10.0  # how long `close` waits for messages in transit
 
 
@@ -70,7 +72,9 @@ def parallelize(
     model: its tensors are copied, not changed; leave it on the CPU, or a GPU holds its parameters twice.
         It may be on the meta device; then it is initialised layer by layer, so that a rank never holds more
         than its own tiles and one layer.
-    optimizer: called with this rank's parameters; returns any elementwise optimizer of torch.optim.
+    optimizer: called with (name, parameter) pairs of this rank's tiles, which torch.optim takes as they
+        are; returns any elementwise optimizer of torch.optim. Or a torch.optim optimizer of the model's
+        parameters, whose class, options, groups and state are taken over.
     plan: a plan, the path of its file, or the content of its file as a dict.
     loss: loss(model, batch), as for `capture`; None: the model returns its loss.
     example: a batch like those that `step` will take; only its shapes and types count.
@@ -98,7 +102,7 @@ def parallelize(
     True
     >>> trainer.close()
     """
-    place = _place(device)
+    place = place_of(device)
     if accumulate < 1:
         raise InputError(f"accumulate is {accumulate}: it needs at least one step.")
     if autocast is not None:
@@ -167,7 +171,7 @@ def warn_of_emulation(autocast: torch.dtype, place: torch.device) -> None:
         )
 
 
-def _place(device: torch.device | str | None) -> torch.device:
+def place_of(device: torch.device | str | None) -> torch.device:
     """Returns the torch device of this rank: the given one, else its GPU, else the CPU."""
     if device is not None:
         return torch.device(device)
@@ -220,7 +224,9 @@ class Trainer(SavedState):
         if self.executor.parameter_sync is not None:
             self.executor.parameter_sync.start(self.optimizer, self.optimizer_step.barrier_reason)
         self.state = TrainingState(setup, self.executor, self.optimizer, seed=seed)
-        self._evaluation: Evaluation | None = None
+        if isinstance(optimizer, torch.optim.Optimizer) and optimizer.state:
+            self.state.load_optimizer_state(plain_state(optimizer, model))
+        self._evaluations: list[Evaluation] = []
 
     @property
     def graph(self) -> Graph:
@@ -294,17 +300,28 @@ class Trainer(SavedState):
         return self._evaluation_of(step).output_of(call.arguments, self.steps)
 
     def _evaluation_of(self, step: StepModule) -> Evaluation:
-        """Returns the evaluation of a step; it is kept for later batches of the same shapes."""
+        """Returns the evaluation of a step; the last ones are kept for batches of the same shapes."""
         self.executor.synchronize()
-        if self._evaluation is None or not self._evaluation.fits(step):
-            self._evaluation = Evaluation(self.setup, self.executor, self.state, step)
-        return self._evaluation
+        evaluation = next((e for e in self._evaluations if e.fits(step)), None)
+        if evaluation is None:
+            evaluation = Evaluation(self.setup, self.executor, self.state, step)
+            self._evaluations = [*self._evaluations, evaluation][-KEPT_EVALUATIONS:]
+        return evaluation
 
     # -- the end ---------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
         """Waits until all parameters have the updates of the last step and no message is in transit."""
         self.executor.synchronize()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Closes the trainer; if an error leaves the `with` block, reports it to the other ranks."""
+        if error is not None:
+            self.transport.fail(f"{type(error).__name__}: {error}")
+        self.close()
 
     def close(self) -> None:
         """Ends threads and connections."""

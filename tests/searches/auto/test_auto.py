@@ -103,7 +103,7 @@ def test_it_computes_again_what_it_cannot_keep() -> None:
 
 
 def test_it_says_by_how_much_nothing_fits_and_what_would_help() -> None:
-    with pytest.raises(InputError, match=r"needs .* on device \d, which has .*devices of"):
+    with pytest.raises(InputError, match=r"needs .* on device \d, which has .*devices with"):
         plan_for(wide(), small_cards(2**20), "auto", budget=2)
 
 
