@@ -17,6 +17,7 @@ from raddle.api.planning import (
     METHODS,
     Pins,
     capture_reporting,
+    graph_of_plan,
     ignore_progress,
     read_search_settings,
 )
@@ -97,6 +98,7 @@ def compare(
     *,
     cluster: Cluster | str | os.PathLike[str],
     methods: Sequence[str] | None = None,
+    precision: str = "float32",
     optimizer: str = "sgd",
     bn: str = "local",
     sync: str = AUTO,
@@ -121,8 +123,8 @@ def compare(
         raise InputError(f"methods is the text '{methods}': give a list, as ['data', 'auto'].")
     names = list(METHODS if methods is None else methods)
     settings = read_search_settings(
-        names, bn=bn, sync=sync, optimizer=optimizer, budget=budget, seed=seed, pins=pins,
-        reduction=reduction, profile=profile,
+        names, bn=bn, sync=sync, precision=precision, optimizer=optimizer, budget=budget, seed=seed,
+        pins=pins, reduction=reduction, profile=profile,
     )  # fmt: skip
     where = find_cluster(cluster)
     report = on_progress or ignore_progress
@@ -135,10 +137,10 @@ def compare(
         rows.append(row)
         if evaluated is not None:
             # Without the timeline: those of all methods may be too large for the memory.
-            micro_batch = evaluated.timeline.program.graph
+            planned_graph = graph_of_plan(evaluated.timeline)
             results[row["method"]] = PlanResult(
                 SimulatedPlan(
-                    evaluated.plan, micro_batch, where, settings.profile, None, row, workload
+                    evaluated.plan, planned_graph, where, settings.profile, None, row, workload
                 )
             )
     add_speedups(rows)  # also in the rows of the results

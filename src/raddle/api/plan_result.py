@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,7 @@ from raddle.costs.profile import Profile
 from raddle.errors import InputError, quote
 from raddle.files import write_json
 from raddle.graph.graph import Graph
+from raddle.plans.optimizers import check_optimizer
 from raddle.plans.plan import Plan
 from raddle.plans.plan_file import save
 from raddle.reports.notebook import result_html
@@ -216,11 +217,13 @@ def simulate(
     *,
     cluster: Cluster | str | os.PathLike[str] | None = None,
     profile: Profile | str | None = None,
+    precision: str | None = None,
+    optimizer: str | None = None,
 ) -> DrawnTimeline:
     """Returns the simulation of a plan: when each device and link is busy in a few steps.
 
-    cluster: simulate there, instead of on the cluster of the result. profile: measured times of operators,
-    or the path of their file, instead of those of the result. In a notebook the timeline is a picture.
+    In a notebook the timeline is a picture. cluster: simulate there. profile: measured times of operators,
+    or the path of their file. precision, optimizer: simulate with these. None: those of the result.
 
     >>> import raddle
     >>> result = raddle.plan("mlp-tiny", 8, cluster="local:2", method="data")
@@ -234,8 +237,13 @@ def simulate(
             "read one with raddle.load_plan."
         )
     bound = result.bound
-    if cluster is None and profile is None:
+    if cluster is None and profile is None and precision is None and optimizer is None:
         return bound.timeline
     where = bound.cluster if cluster is None else find_cluster(cluster)
     measured = bound.profile if profile is None else load_optional_profile(profile)
-    return SimulatedPlan(bound.plan, bound.graph, where, measured).timeline
+    changed = replace(
+        bound.plan, precision=precision or bound.plan.precision,
+        optimizer=optimizer or bound.plan.optimizer,
+    )  # fmt: skip
+    check_optimizer(changed.optimizer)  # a precision is checked with the plan
+    return SimulatedPlan(changed, bound.graph, where, measured).timeline

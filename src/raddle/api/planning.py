@@ -25,7 +25,6 @@ from raddle.clusters import cluster as find_cluster
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
 from raddle.graph.supervised import Loss
-from raddle.plans.optimizers import check_optimizer
 from raddle.searches.baselines import BASELINES as BASELINES
 from raddle.searches.comparison import EvaluatedPlan, compare, plan_and_predict, speedup_over_data
 from raddle.searches.hypergraph.method import plan_from_partition
@@ -39,6 +38,7 @@ from raddle.searches.planning import (
 )
 from raddle.searches.registry import METHODS, SEARCHES
 from raddle.searches.settings import AUTO, BUDGET, OnProgress, SearchResult, Settings
+from raddle.simulation.timeline import Timeline
 
 __all__ = [
     "AUTO",
@@ -76,6 +76,7 @@ def plan(
     *,
     cluster: Cluster | str | os.PathLike[str],
     method: str = AUTO,
+    precision: str = "float32",
     optimizer: str = "sgd",
     bn: str = "local",
     sync: str = AUTO,
@@ -99,7 +100,8 @@ def plan(
         as `batch`. Or a graph of `raddle.capture` alone. The module is not changed.
     cluster: a preset such as "h100:4x8" (4 nodes of 8), "local:2", a YAML file, or a Cluster.
     method: "auto" takes the fastest of all; `raddle compare` lists the methods.
-    optimizer: the optimizer of the training, whose states need memory: sgd, momentum, adam or adamw.
+    precision: "float32", "tf32", "bf16", "fp16" (autocast) or "bf16:pure" (with float32 master weights).
+    optimizer: of the training; its states need memory: "sgd", "momentum", "adam" or "adamw".
     bn: the samples that batch norm uses: "local" (those of a device) or "global" (the whole batch).
     sync: how copies of a parameter are synchronised, as "allreduce", "sharded", "ps", "p3"; "auto": the
         fastest that computes the same.
@@ -121,8 +123,8 @@ def plan(
     if partition is not None:
         method = "partition"  # the name of the method in the plan file
     settings = read_search_settings(
-        [] if partition else [method], bn=bn, sync=sync, optimizer=optimizer, budget=budget, seed=seed,
-        pins=pins, reduction=reduction, profile=profile,
+        [] if partition else [method], bn=bn, sync=sync, precision=precision, optimizer=optimizer,
+        budget=budget, seed=seed, pins=pins, reduction=reduction, profile=profile,
     )  # fmt: skip
     settings = replace(
         settings, schedule=read_schedule(schedule), stages=stages, microbatches=microbatches,
@@ -137,11 +139,9 @@ def plan(
         graph, where, method, replace(settings, on_progress=report), model=graph.name,
         recompute=recompute, partition=partition,
     )  # fmt: skip
-    # timeline.program.graph: with a pipeline, the graph of one micro-batch, which the plan is for
+    planned_graph = graph_of_plan(timeline)
     return PlanResult(
-        SimulatedPlan(
-            new_plan, timeline.program.graph, where, settings.profile, timeline, row, workload
-        )
+        SimulatedPlan(new_plan, planned_graph, where, settings.profile, timeline, row, workload)
     )
 
 
@@ -155,6 +155,12 @@ def capture_reporting(
     return graph_of(model, batch, loss)
 
 
+def graph_of_plan(timeline: Timeline) -> Graph:
+    """Return the graph that a simulated plan is for: that of one micro-batch, in the model's dtypes."""
+    graph = timeline.program.graph  # in the dtypes of the plan's precision
+    return graph.captured or graph
+
+
 def ignore_progress(step: Mapping[str, Any]) -> None:
     """Take a report of progress that nobody asked for."""
 
@@ -164,27 +170,29 @@ def read_search_settings(
     *,
     bn: str,
     sync: str,
+    precision: str,
+    optimizer: str,
     budget: float,
     seed: int,
     pins: Pins | None,
     reduction: bool | None,
     profile: Profile | str | None,
-    optimizer: str = "sgd",
 ) -> Settings:
     """Return checked settings; raises InputError before a model is captured.
 
     bn: samples over which batch norm takes its statistics: "local" (of a device), "microbatch" or "global"
-    (the whole batch). sync: a sync kind, or "auto" for the fastest. budget: seconds for each search. pins:
-    splits such as "features.*=n/4". reduction: whether summed dimensions may be split; None: the method's
-    default. profile: a profile, or the path of its file.
+    (the whole batch). sync: a sync kind, or "auto" for the fastest. precision, optimizer: by name, as in
+    plans/precision.py and plans/optimizers.py. budget: seconds for each search. pins: splits such as
+    "features.*=n/4". reduction: whether summed dimensions may be split; None: the method's default.
+    profile: a profile, or the path of its file.
     """
-    check_settings(methods, bn=bn, sync=sync)
-    check_optimizer(optimizer)
+    check_settings(methods, bn=bn, sync=sync, precision=precision, optimizer=optimizer)
     if isinstance(pins, Mapping):
         pins = [f"{pattern}={split}" for pattern, split in pins.items()]
     return Settings(
         bn=bn,
         sync=sync,
+        precision=precision,
         optimizer=optimizer,
         budget=budget,
         seed=seed,

@@ -99,7 +99,9 @@ def report_results(
     graph = first.graph.for_batch(plan.batch) if plan.batch else first.graph
     if methods is None:
         methods = [] if any(result.plan.method == "data" for result in results) else ["data"]
-    settings = replace(settings, bn=plan.bn, sync=plan.sync, optimizer=plan.optimizer)
+    settings = replace(
+        settings, bn=plan.bn, sync=plan.sync, precision=plan.precision, optimizer=plan.optimizer
+    )
     names = names or [""] * len(results)
     given = [
         _given_plan(result, name, (runs or {}).get(name), opens=opens_first)

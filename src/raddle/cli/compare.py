@@ -8,7 +8,9 @@ from raddle.cli.options import (
     Json,
     Methods,
     Model,
+    OptimizerOption,
     Pins,
+    PrecisionOption,
     ProfileOption,
     Reduction,
     Seed,
@@ -26,6 +28,8 @@ def compare(
     methods: Methods = None,
     bn: Statistics = "local",  # batch norm: over the samples of a device, or of the whole batch
     sync: Sync = "auto",
+    precision: PrecisionOption = "float32",
+    optimizer: OptimizerOption = "sgd",
     budget: Budget = BUDGET,
     seed: Seed = 0,
     pin: Pins = None,
@@ -40,7 +44,8 @@ def compare(
 
     with progress(f"{model} on {cluster}") as on_progress:
         comparison = comparing.compare(
-            model, batch, cluster=cluster, methods=method_names(methods), bn=bn, sync=sync, budget=budget,
-            seed=seed, pins=pin or (), reduction=reduction, profile=profile, on_progress=on_progress,
+            model, batch, cluster=cluster, methods=method_names(methods), bn=bn, sync=sync,
+            precision=precision, optimizer=optimizer, budget=budget, seed=seed,
+            pins=pin or (), reduction=reduction, profile=profile, on_progress=on_progress,
         )  # fmt: skip
     show(comparison.rows, show_comparison, as_json=as_json)

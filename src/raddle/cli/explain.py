@@ -28,9 +28,7 @@ def explain(
 
     result = load_plan_with_spinner(plan, cluster, model, profile)
     if op is not None:
-        find_ops(
-            result.graph, op
-        )  # an unknown operator is an error before the slow JIT compilation
+        find_ops(result.graph, op)  # an unknown one is an error before the slow compilation
         if result.plan.devices <= len(result.cluster.devices):
             # The numba functions of the fast simulation. With too few devices, `explain` raises an error.
             warm_up_jit([EVALUATOR])

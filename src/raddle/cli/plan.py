@@ -10,7 +10,9 @@ from raddle.cli.options import (
     ClusterOption,
     Json,
     Model,
+    OptimizerOption,
     Pins,
+    PrecisionOption,
     ProfileOption,
     Reduction,
     Seed,
@@ -31,6 +33,8 @@ def plan(
     batch: Batch = None,
     bn: Statistics = "local",  # batch norm: over the samples of a device, or of the whole batch
     sync: Sync = "auto",
+    precision: PrecisionOption = "float32",
+    optimizer: OptimizerOption = "sgd",
     recompute: Annotated[
         int | None,
         typer.Option(
@@ -92,8 +96,9 @@ def plan(
         check_folder(output)  # before the search, which may take long
     with progress(f"planning {model}, {method}") as on_progress:
         result = make_plan(
-            model, batch, cluster=cluster, method=method, bn=bn, sync=sync, recompute=recompute,
-            budget=budget, seed=seed, pins=pin or (), reduction=reduction, schedule=schedule, stages=stages,
+            model, batch, cluster=cluster, method=method, bn=bn, sync=sync,
+            precision=precision, optimizer=optimizer, recompute=recompute, budget=budget, seed=seed,
+            pins=pin or (), reduction=reduction, schedule=schedule, stages=stages,
             microbatches=microbatches, epsilon=epsilon, partition=from_partition, profile=profile,
             on_progress=on_progress,
         )  # fmt: skip

@@ -9,7 +9,9 @@ from raddle.cli.options import (
     Batch,
     Budget,
     Json,
+    OptimizerOption,
     Pins,
+    PrecisionOption,
     ProfileOption,
     Reduction,
     Seed,
@@ -64,6 +66,8 @@ def report(
     ] = "report.html",
     bn: Statistics = "local",  # batch norm: over the samples of a device, or of the whole batch
     sync: Sync = "allreduce",
+    precision: PrecisionOption = "float32",
+    optimizer: OptimizerOption = "sgd",
     budget: Budget = BUDGET,
     seed: Seed = 0,
     pin: Pins = None,
@@ -91,8 +95,8 @@ def report(
 
     names = None if methods is None and (plan or run) else method_names(methods)
     settings = read_search_settings(
-        names or [], bn=bn, sync=sync, budget=budget, seed=seed, pins=pin, reduction=reduction,
-        profile=profile,
+        names or [], bn=bn, sync=sync, precision=precision, optimizer=optimizer, budget=budget, seed=seed,
+        pins=pin, reduction=reduction, profile=profile,
     )  # fmt: skip
     check_folder(output)
     runs = _read_runs(run or ())
