@@ -39,8 +39,8 @@ GUESSES: dict[str, tuple[Callable[[Any], object], str | None]] = {
     "plan._repr_html_": (lambda result: result.plan._repr_html_, "result._repr_html_"),
     "search(model, …)": (lambda _: raddle.search, "raddle.plan.* searches a plan"),  # type: ignore[attr-defined]
     'search(g, "h100:1x4")': (
-        lambda result: raddle.plan(result.graph, "h100:1x4", cluster="h100:1x4"),
-        "a graph has its batch and its loss already",
+        lambda result: raddle.search(result.graph, "h100:1x4"),  # type: ignore[attr-defined]
+        "raddle.plan.* searches a plan",
     ),
     "report(g, c, methods=…)": (
         lambda result: raddle.report(result.graph, result.cluster, methods=["data"]),

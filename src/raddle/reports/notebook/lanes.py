@@ -42,13 +42,12 @@ def draw_lanes(timeline: Timeline) -> Lanes:
     """Return the drawing of a timeline's last step."""
     devices = timeline.program.plan.devices
     drawn = min(devices, MAX_LANES)
-    busy = timeline.breakdown()
+    step_seconds = timeline.step_ends[-1] / 1e9 / timeline.program.plan.steps  # the average
     kind_of = np.array([_kind(i) for i in timeline.program.instructions])
     parts, used = [], set[str]()
     for d in range(drawn):
         top = d * (LANE + MESSAGES + GAP)
-        total = sum(busy[d].values())
-        share = busy[d]["compute"] / total if total else 0.0
+        share = float(timeline.compute_seconds[d]) / step_seconds
         parts.append(
             f'<text x="0" y="{top + LANE - 3}">device {d}</text>'
             f'<rect class="lane" x="{LEFT}" y="{top}" width="{WIDTH}" height="{LANE}"/>'
