@@ -58,8 +58,15 @@ def main() -> None:
     loss = raddle.supervised(F.cross_entropy)
     example = images[: options.batch], labels[: options.batch]
     if plan is None:
-        on = f"local:{os.environ.get('WORLD_SIZE', '1')}"
-        result = raddle.plan(model, example, loss, cluster=on, method=options.method, bn="global")
+        result = raddle.plan(
+            model,
+            example,
+            loss,
+            cluster=f"local:{os.environ.get('WORLD_SIZE', '1')}",
+            method=options.method,
+            bn="global",
+            optimizer="momentum",
+        )
         plan = result.plan
         if options.save and os.environ.get("RANK", "0") == "0":
             result.save(options.save)
