@@ -69,14 +69,16 @@ _INSTEAD = {
 }
 
 
-def __getattr__(name: str) -> object:
-    """Imports a public name at its first use, and returns its value."""
-    if name not in _PUBLIC:
-        advice = f": {_INSTEAD[name]}." if name in _INSTEAD else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")
-    value = getattr(import_module(_PUBLIC[name]), name)
-    globals()[name] = value  # the next access does not call __getattr__
-    return value
+if not TYPE_CHECKING:  # a type checker shall still report unknown names
+
+    def __getattr__(name: str) -> object:
+        """Imports a public name at its first use, and returns its value."""
+        if name not in _PUBLIC:
+            advice = f": {_INSTEAD[name]}." if name in _INSTEAD else ""
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")
+        value = getattr(import_module(_PUBLIC[name]), name)
+        globals()[name] = value  # the next access does not call __getattr__
+        return value
 
 
 def __dir__() -> list[str]:

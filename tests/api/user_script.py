@@ -62,7 +62,7 @@ def mistakes(model: nn.Module, batch: Tensor) -> None:
     result.stepms  # type: ignore[attr-defined]  # noqa: B018
     result.plan.step_ms  # type: ignore[attr-defined]  # noqa: B018
     raddle.plan(model, batch, loss)  # type: ignore[call-arg]
-    raddle.plan(model, batch, loss, "p100:1x2")  # type: ignore[call-arg,misc]
+    raddle.plan(model, batch, loss, "p100:1x2")  # type: ignore[call-arg]
     raddle.plan(model, batch, loss, cluster=2)  # type: ignore[arg-type]
     raddle.report(model, "page.html")  # type: ignore[arg-type]
     raddle.search(model)  # type: ignore[attr-defined]

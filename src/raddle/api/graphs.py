@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
 from raddle.api.loading import capture_model
+from raddle.api.modules import PlannedModel, planned_module
 from raddle.errors import InputError
-from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.graph.supervised import Loss
-from raddle.zoo.workload import Workload
 
-__all__ = ["Model", "PlannedModel", "graph_of", "planned_module"]
+__all__ = ["Model", "graph_of"]
 
 Model = nn.Module | str | Graph  # what functions of the Python API take as the model
-
-
-class PlannedModel(NamedTuple):
-    """The graph of a model and, if the user gave a module, the module with its batch and loss."""
-
-    graph: Graph
-    workload: Workload | None = None
 
 
 def graph_of(model: Model, batch: Any, loss: Loss | None) -> PlannedModel:
@@ -47,19 +39,3 @@ def graph_of(model: Model, batch: Any, loss: Loss | None) -> PlannedModel:
         f"the model is a {type(model).__name__}: give an nn.Module with an example batch and a loss, the "
         "name of a model such as 'vgg16', or a graph of raddle.capture."
     )
-
-
-def planned_module(model: nn.Module, batch: Any, loss: Loss | None) -> PlannedModel:
-    """Return the graph of a module, with all that a training of it needs."""
-    if batch is None:
-        raise InputError(
-            f"{type(model).__name__} has no example batch: give what the data loader gives, "
-            "as (inputs, targets)."
-        )
-    graph = capture(model, batch, loss)
-    if graph.loss is None:
-        raise InputError(
-            f"{type(model).__name__} gives no loss: give loss(model, batch), which returns a scalar, such "
-            "as raddle.supervised(torch.nn.functional.cross_entropy)."
-        )
-    return PlannedModel(graph, None if loss is None else Workload(graph.name, model, batch, loss))

@@ -71,7 +71,7 @@ def load_plan(
     'data'
     """
     from raddle.api.costs import load_optional_profile
-    from raddle.api.graphs import planned_module
+    from raddle.api.modules import planned_module
     from raddle.api.plan_result import PlanResult, SimulatedPlan, UnboundPlan
     from raddle.plans import plan_file
     from raddle.plans.pipelining import micro_batch_graph

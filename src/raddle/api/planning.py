@@ -16,8 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 from raddle.api.costs import load_optional_profile
-from raddle.api.graphs import Model, PlannedModel, graph_of
+from raddle.api.graphs import Model, graph_of
 from raddle.api.jit_warmup import jit_functions_for, warm_up
+from raddle.api.modules import PlannedModel
 from raddle.api.plan_result import PlanResult, SimulatedPlan
 from raddle.api.schedules import read_schedule
 from raddle.clusters import Cluster
@@ -118,7 +119,7 @@ def plan(
     >>> import raddle
     >>> result = raddle.plan("mlp-tiny", 8, cluster="local:2", method="data")
     >>> result.fits, result.plan
-    (True, <Plan data of mlp-tiny: 7 operators on 2 devices, batch 8, sync allreduce>)
+    (True, <Plan data of mlp-tiny: 12 operators on 2 devices, batch 8, sync allreduce>)
     """
     if partition is not None:
         method = "partition"  # the name of the method in the plan file

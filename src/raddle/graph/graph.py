@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from raddle.errors import InputError
 from raddle.graph.arguments import BatchTemplate
 from raddle.graph.dtypes import carries_gradient
+from raddle.graph.graph_copies import GraphCopies
 from raddle.graph.space import Space
 from raddle.graph.traits import TRAITS, Traits
 
@@ -93,7 +93,7 @@ class FusedCall:
 
 
 @dataclass(frozen=True, repr=False)
-class Graph:
+class Graph(GraphCopies):
     """The computation of a module and its loss in one training step; made by `raddle.capture`."""
 
     name: str
@@ -117,20 +117,6 @@ class Graph:
     captured: Graph | None = field(default=None, compare=False, repr=False)
     # captures the same module for another number of samples
     recapture: Callable[[int], Graph] | None = field(default=None, compare=False, repr=False)
-
-    def __repr__(self) -> str:
-        return (
-            f"<Graph {self.name}: {len(self.ops)} operators, {len(self.parameters)} parameters, "
-            f"batch {self.batch}>"
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns what is pickled: all fields but `recapture`, which holds the module."""
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"recapture": None}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
-        """Returns a copy that shares what cannot change, and the module that `recapture` holds."""
-        return replace(self, constants=deepcopy(dict(self.constants), memo))
 
     def for_batch(self, batch: int) -> Graph:
         """Returns the graph of the same module for another number of samples, as in a last micro-batch."""

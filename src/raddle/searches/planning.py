@@ -63,8 +63,8 @@ def plan_for(
     on_progress: is called with progress reports (settings.OnProgress).
 
     >>> import raddle, torch
-    >>> x, y, loss = torch.randn(8, 4), torch.randn(8, 2), torch.nn.functional.mse_loss
-    >>> graph = raddle.capture(torch.nn.Linear(4, 2), [x], targets=[y], loss=loss)
+    >>> batch, loss = (torch.randn(8, 4), torch.randn(8, 2)), torch.nn.functional.mse_loss
+    >>> graph = raddle.capture(torch.nn.Linear(4, 2), batch, raddle.supervised(loss))
     >>> plan = plan_for(graph, raddle.cluster("local:2"), "data")
     >>> plan.devices, plan.sync
     (2, 'allreduce')
