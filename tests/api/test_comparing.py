@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import types
-from typing import Any
 
 import pytest
 
@@ -66,21 +64,3 @@ def test_without_pandas_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(raddle.InputError, match=r"pip install pandas, or use \.rows"):
         comparison.to_pandas()
-
-
-def test_with_pandas_the_rows_are_a_frame(
-    comparison: Comparison, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """pandas is not among the tests' packages: its DataFrame is replaced by one that notes its calls."""
-
-    class DataFrame:
-        def __init__(self, rows: list[dict[str, Any]]) -> None:
-            self.rows = rows
-
-        def set_index(self, key: str) -> tuple[str, list[dict[str, Any]]]:
-            return key, self.rows
-
-    module = types.ModuleType("pandas")
-    module.DataFrame = DataFrame  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "pandas", module)
-    assert comparison.to_pandas() == ("method", comparison.rows)
