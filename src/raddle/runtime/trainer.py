@@ -253,6 +253,7 @@ class Trainer(SavedState):
                 f"the schedule '{self.plan.schedule}' overlaps steps: use trainer.train(batches), which "
                 "takes several."
             )
+        self.optimizer_step.grad_norm = None  # if this step only accumulates, there is none
         loss = self.step_runner.run_step(batch, self.steps)
         self.steps += 1
         (metrics,) = self.step_runner.metrics()
