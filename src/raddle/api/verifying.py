@@ -28,9 +28,6 @@ class Verdict(dict[str, Any]):
         """Whether all checks hold."""
         return bool(self["holds"])
 
-    def __bool__(self) -> bool:
-        return self.holds
-
     def __repr__(self) -> str:
         return text_of(show_verdict, self)
 
