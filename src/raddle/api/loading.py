@@ -95,21 +95,25 @@ def load_plan(
 
 
 def load_plans(
-    paths: Sequence[str], *, cluster: str | None = None, model: str | None = None
+    paths: Sequence[str],
+    *,
+    cluster: str | None = None,
+    model: str | None = None,
+    profile: "Profile | None" = None,
 ) -> "list[PlanResult]":
     """Return the results of several files. The model and the cluster of the first file are used for all."""
     from raddle.api.plan_result import PlanResult, SimulatedPlan
     from raddle.plans import plan_file
     from raddle.plans.pipelining import micro_batch_graph
 
-    first = load_plan(paths[0], cluster=cluster, model=model)
+    first = load_plan(paths[0], cluster=cluster, model=model, profile=profile)
     whole = first.graph.for_batch(first.plan.batch) if first.plan.batch else first.graph
     results = [first]
     for path in paths[1:]:
         content = plan_file.read(path)
         graph = micro_batch_graph(whole, content)
         plan = plan_file.from_dict(content, graph)
-        results.append(PlanResult(SimulatedPlan(plan, graph, first.cluster)))
+        results.append(PlanResult(SimulatedPlan(plan, graph, first.cluster, profile)))
     return results
 
 

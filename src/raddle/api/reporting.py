@@ -48,9 +48,10 @@ def report(
     """
     if isinstance(methods, str):
         raise InputError(f"methods is the text '{methods}': give a list, as ['data', 'auto'].")
-    settings = Settings()
+    checked = _check_results(results)
+    settings = Settings(profile=checked[0].bound.profile)
     report_results(
-        _check_results(results), path, methods, settings, opens_first=not isinstance(results, Comparison),
+        checked, path, methods, settings, opens_first=not isinstance(results, Comparison),
         alternatives=alternatives, on_progress=on_progress or ignore_progress,
     )  # fmt: skip
 

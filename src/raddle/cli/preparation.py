@@ -36,9 +36,8 @@ def load_plan_with_spinner(
     from raddle.api.loading import load_plan
     from raddle.reports.progress import spinner
 
-    measured_profile = load_optional_profile(
-        profile
-    )  # a mistake is said before a model is captured
+    # Before the capture, which takes long: the path may be wrong.
+    measured_profile = load_optional_profile(profile)
     with spinner(f"capturing the model of {plan}"):
         return load_plan(plan, cluster=cluster, model=model, profile=measured_profile)
 

@@ -25,6 +25,7 @@ from raddle.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from raddle.api.costs import Profile
     from raddle.api.plan_result import PlanResult
 
 
@@ -106,7 +107,7 @@ def report(
             raise InputError(
                 "the batch is the plans' own: leave out --batch, or plan again for it."
             )
-        results = _load(paths, cluster, model)
+        results = _load(paths, cluster, model, settings.profile)
         title = f"{model or results[0].plan.model} on {results[0].cluster.name}"
         with progress(title, as_lines=json_progress) as on_progress:
             data = reporting.report_results(
@@ -136,10 +137,12 @@ def _read_runs(runs: "Sequence[str]") -> "dict[str, Mapping[str, Any]]":
     return {str(result["plan"]): result for result in map(read_run, runs)}
 
 
-def _load(paths: "Sequence[str]", cluster: str | None, model: str | None) -> "list[PlanResult]":
+def _load(
+    paths: "Sequence[str]", cluster: str | None, model: str | None, profile: "Profile | None"
+) -> "list[PlanResult]":
     """Return the plans of several plan files, with the graph of the model and the cluster of the first."""
     from raddle.api.loading import load_plans
     from raddle.reports.progress import spinner
 
     with spinner(f"capturing the model of {paths[0]}"):
-        return load_plans(paths, cluster=cluster, model=model)
+        return load_plans(paths, cluster=cluster, model=model, profile=profile)
