@@ -58,19 +58,18 @@ def main() -> None:
     loss = raddle.supervised(F.cross_entropy)
     example = images[: options.batch], labels[: options.batch]
     if plan is None:
-        graph = raddle.capture(model, example, loss)
-        ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        plan = raddle.search(
-            graph,
-            raddle.cluster(f"local:{ranks}"),
-            options.method,
+        result = raddle.plan(
+            model,
+            example,
+            loss,
+            cluster=f"local:{os.environ.get('WORLD_SIZE', '1')}",
+            method=options.method,
             bn="global",
             optimizer="momentum",
         )
+        plan = result.plan
         if options.save and os.environ.get("RANK", "0") == "0":
-            from raddle.plans.plan_file import save
-
-            save(plan, graph, options.save)
+            result.save(options.save)
 
     def sgd(parameters):
         return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)

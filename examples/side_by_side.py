@@ -30,9 +30,9 @@ else:
     import raddle  # +
 
     loss, batch = raddle.supervised(F.cross_entropy), (x[:64], y[:64])  # +
-    graph = raddle.capture(model, batch, loss)  # +
-    plan = raddle.search(graph, raddle.cluster(f"local:{RANKS}"), "owt")  # + or a plan.json
-    trainer = raddle.parallelize(model, sgd, loss=loss, plan=plan, graph=graph)  # +
+    on = f"local:{RANKS}"  # +
+    plan = raddle.plan(model, batch, loss, cluster=on, method="owt").plan  # + or a plan.json
+    trainer = raddle.parallelize(model, sgd, loss=loss, example=batch, plan=plan)  # +
 
 for step in range(40):
     first = 64 * (step % 8)  # index of the batch's first sample

@@ -23,7 +23,8 @@ README = pathlib.Path(__file__).parents[1] / "README.md"
 MODULES = [
     "graph.box", "graph.space", "graph.capture", "graph.ops.reshape", "plans.tiling",
     "searches.configurations", "searches.baselines.filters", "searches.pins", "searches.plan_space",
-    "clusters.loading", "searches.planning", "runtime.trainer", "reports.page.page_report",
+    "clusters.loading", "searches.planning", "runtime.trainer", "api.planning", "api.plan_result",
+    "api.loading", "api.comparing", "api.reporting", "api.verifying",
 ]  # fmt: skip
 
 

@@ -36,9 +36,24 @@ def test_what_is_imported_for_others_is_offered(name: str) -> None:
         if isinstance(node, ast.ImportFrom) and node.module != "__future__"
         for alias in node.names
     }
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    quoted = [  # annotations in quotation marks
+        ast.parse(node.value, mode="eval")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and is_expression(node.value)
+    ]
+    used = {n.id for part in (tree, *quoted) for n in ast.walk(part) if isinstance(n, ast.Name)}
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     assert imported <= used | texts
+
+
+def is_expression(text: str) -> bool:
+    try:
+        ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 def test_the_package_lists_its_modules() -> None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from raddle.api.clusters import cluster
-from raddle.api.loading import capture_model, load_optional_profile, load_plan, load_plans
+from raddle.api.costs import load_optional_profile
+from raddle.api.loading import capture_model, load_plan, load_plans
 from raddle.api.planning import plan_for
 from raddle.api.plans import save_plan
 from raddle.errors import InputError
@@ -33,17 +34,19 @@ def test_a_model_has_the_batch_that_is_asked_for() -> None:
 
 
 def test_a_plan_brings_its_model_and_its_cluster(folder: pathlib.Path) -> None:
-    graph, plan, on = load_plan(str(folder / "micro.json"))
-    assert (graph.batch, plan.batch, plan.microbatches) == (4, 8, 2)
-    assert on == cluster("p100:1x2")
+    result = load_plan(folder / "micro.json")
+    plan = result.plan
+    assert (result.graph.batch, plan.batch, plan.microbatches) == (4, 8, 2)
+    assert result.cluster == cluster("p100:1x2")
     assert load_plan(str(folder / "micro.json"), cluster="local:2").cluster.name == "local:2"
 
 
-def test_plans_share_the_graph_of_the_whole_batch(folder: pathlib.Path) -> None:
+def test_plans_of_one_model_share_its_cluster(folder: pathlib.Path) -> None:
     paths = [str(folder / f"{name}.json") for name in ("micro", "whole")]
-    graph, plans, _ = load_plans(paths)
-    assert graph.batch == 8
-    assert [plan.microbatches for plan in plans] == [2, 1]
+    results = load_plans(paths, cluster="local:2")
+    assert [result.graph.batch for result in results] == [4, 8]
+    assert [result.plan.microbatches for result in results] == [2, 1]
+    assert {result.cluster.name for result in results} == {"local:2"}
 
 
 def test_no_profile_is_none() -> None:

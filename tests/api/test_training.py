@@ -204,7 +204,7 @@ def test_an_example_is_needed() -> None:
 
 @pytest.mark.parametrize("form", ["plan", "path", "content", "result"])
 def test_a_plan_in_any_form(form: str, tmp_path: Path) -> None:
-    plan = raddle.search(graph(), raddle.cluster("local:1"), "data", optimizer="adam")
+    plan = raddle.plan(graph(), cluster="local:1", method="data", optimizer="adam").plan
     save(plan, graph(), tmp_path / "plan.json")
     given = {
         "plan": plan,
@@ -235,7 +235,7 @@ def test_what_is_no_plan_is_one_sentence() -> None:
 def test_a_plan_for_another_size_of_state_is_refused(
     planned: str, make: Any, sizes: tuple[str, str, str]
 ) -> None:
-    plan = raddle.search(graph(), raddle.cluster("local:1"), "data", optimizer=planned)
+    plan = raddle.plan(graph(), cluster="local:1", method="data", optimizer=planned).plan
     expected, actual, name = sizes
     sentence = (
         f"the plan was made for '{planned}', whose state has {expected} bytes, and this optimizer's has "
@@ -246,7 +246,7 @@ def test_a_plan_for_another_size_of_state_is_refused(
 
 
 def test_a_module_that_was_changed_after_planning_is_refused() -> None:
-    plan = raddle.search(graph(), raddle.cluster("local:1"), "data", optimizer="adam")
+    plan = raddle.plan(graph(), cluster="local:1", method="data", optimizer="adam").plan
     changed = copy.deepcopy(net())
     changed.out = nn.Linear(6 * 16, 5).double()
     with pytest.raises(InputError, match=r"parameter 'out.weight' is \[5, 96\], not \[4, 96\]"):

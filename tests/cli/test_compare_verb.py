@@ -9,7 +9,7 @@ from command_line import raddle
 
 ROW = {
     "method", "step_ms", "samples_per_s", "speedup", "comm_bytes", "peak_bytes", "imbalance", "search_s",
-    "fits", "bn", "sync", "schedule", "stages", "microbatches", "lower_bound_ms",
+    "fits", "bn", "sync", "precision", "optimizer", "schedule", "stages", "microbatches", "lower_bound_ms",
 }  # fmt: skip
 
 SEARCHED = {"start", "proposals", "accepted", "stopped"}

@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 from file_kinds import CLUSTER, GRAPH, PARTITIONER, PLAN, events
 
+from raddle.api.plan_result import PlanResult, SimulatedPlan
+from raddle.api.reporting import report
 from raddle.clusters.file import save_cluster as save_cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
@@ -26,12 +28,12 @@ from raddle.files import replace_atomically, write_atomically, write_json
 from raddle.plans import plan_file
 from raddle.probe import cache
 from raddle.program.chrome_trace import write_events
-from raddle.reports.page.page_report import report
 from raddle.searches.hypergraph import explicit, formats
 from raddle.searches.predict import simulate_steps
 from raddle.simulation.trace import write_trace
 
 Save = Callable[[pathlib.Path], object]
+RESULT = PlanResult(SimulatedPlan(PLAN, GRAPH, CLUSTER))
 
 # All functions that write a file for a user: plan -o, probe -o, probe --profile, report -o,
 # simulate and run --trace, export -o, and partitions.
@@ -39,7 +41,7 @@ WRITERS: dict[str, Save] = {
     "plan.json": lambda path: plan_file.save(PLAN, GRAPH, path),
     "cluster.yaml": lambda path: save_cluster(CLUSTER.to_dict(), path, comments=["a test"]),
     "profile.json": lambda path: Profile(dict.fromkeys(map(str, range(99)), 0.5)).save(path),
-    "report.html": lambda path: report(GRAPH, [PLAN], path, cluster=CLUSTER, alternatives=0.0),
+    "report.html": lambda path: report(RESULT, path, methods=[], alternatives=0.0),
     "trace.json": lambda path: write_trace(simulate_steps(GRAPH, PLAN, CLUSTER), path),
     "trace.json.gz": lambda path: write_trace(simulate_steps(GRAPH, PLAN, CLUSTER), path),
     "run.json.gz": lambda path: write_events(events() * 50, path),

@@ -33,7 +33,7 @@ def trainer_of(model: nn.Module, x: torch.Tensor, functions: CompiledFunctions) 
     y = torch.zeros(len(x), dtype=torch.int64)
     loss = nn.functional.cross_entropy
     graph = raddle.capture(model, (x, y), supervised(loss))
-    program = lower(graph, raddle.search(graph, raddle.cluster("local:1"), "data"))
+    program = lower(graph, raddle.plan(graph, cluster="local:1", method="data").plan)
     place = torch.device("cpu")
     return Trainer(
         model, program, lambda p: torch.optim.SGD(p, lr=0.1), join(place, None, HANG), place,

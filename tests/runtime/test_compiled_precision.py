@@ -73,7 +73,7 @@ def raddle_gradients(model: nn.Module, x: Tensor, y: Tensor, *, compiled: bool) 
     """The gradients, as the change of the parameters in a step of SGD with a learning rate of 1."""
     loss, place = nn.functional.cross_entropy, torch.device("cpu")
     graph = raddle.capture(model, (x, y), supervised(loss))
-    program = lower(graph, raddle.search(graph, raddle.cluster("local:1"), "data"))
+    program = lower(graph, raddle.plan(graph, cluster="local:1", method="data").plan)
     trainer = Trainer(
         model, program, lambda p: torch.optim.SGD(p, lr=1.0), join(place, None, HANG), place,
         loss=loss, autocast=torch.bfloat16, functions=CompiledFunctions("default" if compiled else None),

@@ -110,7 +110,7 @@ def batch(samples: int) -> tuple[Tensor, Tensor]:
 def program_of(model: nn.Module, *, microbatches: int = 1) -> Program:
     x, y = batch(4)
     graph = raddle.capture(model, (x, y), supervised(loss))
-    plan = raddle.search(graph, raddle.cluster("local:1"), "data")
+    plan = raddle.plan(graph, cluster="local:1", method="data").plan
     return lower(graph, replace(plan, microbatches=microbatches, batch=4 * microbatches))
 
 

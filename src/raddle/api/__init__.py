@@ -7,7 +7,10 @@ models           graphs, and workloads of the zoo           networks      the zo
 clusters         devices and links                          probing       measuring this machine
 calibrating      fitting a cluster to measured throughputs
 plans            plans and their files                      schedules     pipeline schedules
+graphs           the graph of a module, a name or a graph   plan_result   plans with graph and prediction
+modules          the graph of a user's module
 planning         making a plan with a named method          searching     building blocks of searches
+comparing        the plans of several methods               reporting     the page of results
 partitioning     filters and channels as hypergraphs        jit_warmup    functions that numba compiles
 costs            seconds of operators                       programs      instructions of a plan
 simulating       timelines of programs, and their metrics   explaining    why a plan is fast or slow

@@ -12,4 +12,12 @@ from raddle.costs.collectives import server_bytes
 from raddle.costs.compute import ComputeCosts
 from raddle.costs.profile import Profile, distinct_tiles, load_profile, measure
 
-__all__ = ["ComputeCosts", "Profile", "distinct_tiles", "load_profile", "measure", "server_bytes"]
+__all__ = [
+    "ComputeCosts", "Profile", "distinct_tiles", "load_optional_profile", "load_profile", "measure",
+    "server_bytes",
+]  # fmt: skip
+
+
+def load_optional_profile(profile: Profile | str | None) -> Profile | None:
+    """Return the profile of a file; a profile and None are returned as they are."""
+    return load_profile(profile) if isinstance(profile, str) else profile

@@ -1,26 +1,28 @@
-"""Loads models, profiles and plan files by name, for all sub-commands.
+"""Loads models and plan files by name, for scripts and for all sub-commands.
 
 The functions import torch when they are called, so that `raddle --help` is fast.
 """
 
+import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from raddle.errors import InputError
+from raddle.errors import InputError, quote
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from raddle.api.plan_result import PlanResult
     from raddle.clusters import Cluster
     from raddle.costs.profile import Profile
     from raddle.graph.graph import Graph
-    from raddle.plans.plan import Plan
+    from raddle.graph.supervised import Loss
 
 __all__ = [
-    "LoadedPlan",
-    "LoadedPlans",
     "capture_model",
-    "load_optional_profile",
     "load_plan",
     "load_plans",
+    "why_unbound",
 ]
 
 MAX_SAMPLES = 2**31  # the largest batch
@@ -36,76 +38,117 @@ def capture_model(name: str, batch: int | None, dtype: str = "float32") -> "Grap
 
     from raddle import zoo
     from raddle.graph.capture import capture
+    from raddle.graph.recapture import CAPTURE_LOCK
 
     if batch is not None and batch > MAX_SAMPLES:
         raise InputError(f"a batch of {batch} is too large: ask for at most {MAX_SAMPLES} samples.")
-    workload = zoo.load(name, batch=batch, dtype=getattr(torch, dtype))
-    return capture(workload.model, workload.batch, workload.loss, name=workload.name)
+    with CAPTURE_LOCK:  # while a user's function runs, the default dtype of the process is set
+        workload = zoo.load(name, batch=batch, dtype=getattr(torch, dtype))
+        return capture(workload.model, workload.batch, workload.loss, name=workload.name)
 
 
-def load_optional_profile(path: str | None) -> "Profile | None":
-    """Return the profile of a file, or None if no file is named."""
-    from raddle.costs.profile import load_profile
+def load_plan(
+    path: "str | os.PathLike[str]",
+    *,
+    model: "nn.Module | str | None" = None,
+    example: Any = None,
+    loss: "Loss | None" = None,
+    cluster: "Cluster | str | os.PathLike[str] | None" = None,
+    profile: "Profile | str | None" = None,
+) -> "PlanResult":
+    """Returns the plan of a file with the graph of its model, and a cluster to simulate it on.
 
-    return None if path is None else load_profile(path)
+    model: a module, with `example` (a batch of the plan's size) and `loss` as in `raddle.plan`; or the name
+        of a model, used instead of the name in the file. None: the name in the file. A file whose model
+        has no name gives a result with the file's predictions alone.
+    cluster: used instead of the cluster in the file.
+    profile: measured times of operators, or the path of their file.
 
-
-class LoadedPlan(NamedTuple):
-    """A plan, the graph of its model (at one micro-batch), and a cluster to simulate it on."""
-
-    graph: "Graph"
-    plan: "Plan"
-    cluster: "Cluster"
-
-
-def load_plan(path: str, *, cluster: str | None = None, model: str | None = None) -> LoadedPlan:
-    """Return a plan file's plan, the graph of its model, and a cluster.
-
-    cluster, model: used instead of those that the file names; None: those of the file.
+    >>> import os, raddle, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "plan.json")
+    >>> raddle.plan("mlp-tiny", 8, cluster="local:2", method="data").save(path)
+    >>> raddle.load_plan(path).plan.method
+    'data'
     """
-    from raddle.plans import plan_file
-    from raddle.runtime.job import takes_batch
-
-    data = plan_file.read(path)
-    target_cluster = _cluster_for(path, data, cluster)
-    name = model or data["model"]
-    if not name:
-        raise InputError(f"'{path}' names no model: add --model file.py:function.")
-    # The samples of the largest micro-batch; None: a user's function with a fixed batch.
-    batch = -(-data["batch"] // data["microbatches"]) if takes_batch(name) else None
-    graph = capture_model(name, batch, data["dtype"])
-    return LoadedPlan(graph, plan_file.from_dict(data, graph), target_cluster)
-
-
-class LoadedPlans(NamedTuple):
-    """Plans of one model, its graph at the first plan's whole batch, and a cluster to simulate them on."""
-
-    graph: "Graph"
-    plans: "list[Plan]"
-    cluster: "Cluster"
-
-
-def load_plans(
-    paths: Sequence[str], *, cluster: str | None = None, model: str | None = None
-) -> LoadedPlans:
-    """Return the plans of several files. The model and the cluster of the first file are used for all."""
+    from raddle.api.costs import load_optional_profile
+    from raddle.api.modules import planned_module
+    from raddle.api.plan_result import PlanResult, SimulatedPlan, UnboundPlan
     from raddle.plans import plan_file
     from raddle.plans.pipelining import micro_batch_graph
 
-    # micro_batch: the graph for the samples of one micro-batch; first: the first plan.
-    micro_batch, first, target_cluster = load_plan(paths[0], cluster=cluster, model=model)
-    graph = micro_batch.for_batch(first.batch) if first.batch else micro_batch
-    others = [plan_file.read(path) for path in paths[1:]]
-    plans = [first, *(plan_file.from_dict(data, micro_batch_graph(graph, data)) for data in others)]
-    return LoadedPlans(graph, plans, target_cluster)
+    file = os.fspath(path)
+    content = plan_file.read(file)
+    where = _cluster_for(file, content, cluster)
+    measured = load_optional_profile(profile)
+    if model is None or isinstance(model, str):
+        if example is not None or loss is not None:
+            raise InputError("an example and a loss belong to a module: give model= as well.")
+        name = model or content["model"]
+        if model is None and (problem := why_unbound(name)):
+            return PlanResult(UnboundPlan(file, content, where, problem))
+        graph, workload = _capture_for(name, content), None
+    else:
+        whole, workload = planned_module(model, example, loss)
+        graph = micro_batch_graph(whole, content)
+    plan = plan_file.from_dict(content, graph)
+    return PlanResult(SimulatedPlan(plan, graph, where, measured, workload=workload))
 
 
-def _cluster_for(path: str, data: dict[str, Any], wanted: str | None) -> "Cluster":
+def load_plans(
+    paths: Sequence[str],
+    *,
+    cluster: str | None = None,
+    model: str | None = None,
+    profile: "Profile | None" = None,
+) -> "list[PlanResult]":
+    """Return the results of several files. The model and the cluster of the first file are used for all."""
+    from raddle.api.plan_result import PlanResult, SimulatedPlan
+    from raddle.plans import plan_file
+    from raddle.plans.pipelining import micro_batch_graph
+
+    first = load_plan(paths[0], cluster=cluster, model=model, profile=profile)
+    whole = first.graph.for_batch(first.plan.batch) if first.plan.batch else first.graph
+    results = [first]
+    for path in paths[1:]:
+        content = plan_file.read(path)
+        graph = micro_batch_graph(whole, content)
+        plan = plan_file.from_dict(content, graph)
+        results.append(PlanResult(SimulatedPlan(plan, graph, first.cluster, profile)))
+    return results
+
+
+def _capture_for(name: str, content: dict[str, Any]) -> "Graph":
+    """Return the graph of a model, at the size of the plan's largest micro-batch."""
+    from raddle.runtime.job import takes_batch
+
+    # None: a user's function with a fixed batch.
+    batch = -(-content["batch"] // content["microbatches"]) if takes_batch(name) else None
+    return capture_model(name, batch, content["dtype"])
+
+
+def why_unbound(name: str) -> str:
+    """Return why the model that a plan file names cannot be loaded; "" if it can, or a file is missing."""
+    from raddle import zoo
+    from raddle.zoo.loading import similar_names
+    from raddle.zoo.user_file import is_file_spec
+
+    if not name:
+        return "it names no model"
+    if is_file_spec(name) or name in zoo.names():
+        return ""
+    similar = similar_names(name)
+    advice = f" (did you mean {' or '.join(similar)}?)" if similar else ""
+    return f"its model, {quote(name)}, is not in the zoo{advice}"
+
+
+def _cluster_for(
+    path: str, content: dict[str, Any], wanted: "Cluster | str | os.PathLike[str] | None"
+) -> "Cluster":
     """Return the `wanted` cluster or, if that is None, the cluster of the plan file at `path`."""
     from raddle import clusters
 
     if wanted is not None:
         return clusters.cluster(wanted)
-    if data["cluster"] is None:
+    if content["cluster"] is None:
         raise InputError(f"'{path}' names no cluster: add --cluster, for example p100:1x4.")
-    return clusters.Cluster.from_dict(data["cluster"], f"the cluster in '{path}'")
+    return clusters.Cluster.from_dict(content["cluster"], f"the cluster in '{path}'")

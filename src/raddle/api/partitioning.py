@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from raddle import clusters
-from raddle.api.loading import load_optional_profile
+from raddle.api.costs import load_optional_profile
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.searches.hypergraph import explicit

@@ -1,6 +1,5 @@
 """The verb `plan`: makes a plan with one method, predicts its metrics and writes it to a file."""
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -12,7 +11,9 @@ from raddle.cli.options import (
     ClusterOption,
     Json,
     Model,
+    OptimizerOption,
     Pins,
+    PrecisionOption,
     ProfileOption,
     Reduction,
     Seed,
@@ -20,7 +21,7 @@ from raddle.cli.options import (
     Sync,
 )
 from raddle.cli.output import check_folder, show
-from raddle.cli.preparation import capture_with_spinner, warm_up_jit
+from raddle.cli.preparation import progress
 from raddle.errors import InputError
 
 
@@ -36,6 +37,8 @@ def plan(
     batch: Batch = None,
     bn: Statistics = "local",  # batch norm: over the samples of a device, or of the whole batch
     sync: Sync = "auto",
+    precision: PrecisionOption = "float32",
+    optimizer: OptimizerOption = "sgd",
     recompute: Annotated[
         int | None,
         typer.Option(
@@ -96,49 +99,25 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Make a plan with a method, and predict its metrics. Ctrl-C ends a search with its best plan."""
-    from raddle.api import clusters
-    from raddle.api.jit_warmup import jit_functions_for
-    from raddle.api.planning import (
-        canonical_name,
-        check_pipeline,
-        predict,
-        read_search_settings,
-    )
-    from raddle.api.plans import save_plan, write_tiles
-    from raddle.api.schedules import read_schedule
-    from raddle.reports.progress import progress_bar
+    from raddle.api.planning import plan as make_plan
+    from raddle.api.plans import write_tiles
     from raddle.reports.tables.plan_metrics import show_plan
 
-    if from_partition is not None:
-        method = "partition"  # the name of the method in the plan file
-    settings = read_search_settings(
-        [] if from_partition else [method], bn=bn, sync=sync, budget=budget, seed=seed, pins=pin,
-        reduction=reduction, profile=profile,
-    )  # fmt: skip
-    settings = replace(
-        settings, schedule=read_schedule(schedule), stages=stages, microbatches=microbatches,
-        epsilon=epsilon, proposals=proposals,
-    )  # fmt: skip
-    if from_partition is None:
-        method = canonical_name(method)
-    check_pipeline(method, settings)
     if text and as_json:
         raise InputError("--text and --json are two forms of one output: ask for one of them.")
     if output is not None:
         check_folder(output)  # before the search, which may take long
-    target_cluster = clusters.cluster(cluster)
-    graph = capture_with_spinner(model, batch)
-    warm_up_jit(jit_functions_for([method]))  # the numba functions that this method uses
-    with progress_bar(f"planning {model}, {method}") as on_progress:
-        # row: the predicted metrics by name; timeline: the simulated step
-        new_plan, row, timeline = predict(
-            graph, target_cluster, method, replace(settings, on_progress=on_progress), model=model,
-            recompute=recompute, partition=from_partition,
+    with progress(f"planning {model}, {method}") as on_progress:
+        result = make_plan(
+            model, batch, cluster=cluster, method=method, bn=bn, sync=sync,
+            precision=precision, optimizer=optimizer, recompute=recompute, budget=budget, seed=seed,
+            pins=pin or (), reduction=reduction, schedule=schedule, stages=stages,
+            microbatches=microbatches, epsilon=epsilon, partition=from_partition, profile=profile,
+            proposals=proposals, on_progress=on_progress,
         )  # fmt: skip
-    # program.graph: the graph that the plan is for; with a pipeline, that of one micro-batch
     if output is not None:
-        save_plan(new_plan, timeline.program.graph, output)
+        result.save(output)
     if text:
-        print(write_tiles(timeline.program.graph, new_plan.tiles), end="")
+        print(write_tiles(result.graph, result.plan.tiles), end="")
     else:
-        show({**row, "file": output}, show_plan, as_json=as_json)
+        show({**result.row, "file": output}, show_plan, as_json=as_json)

@@ -1,10 +1,6 @@
-"""The verb `report`: writes an HTML page that compares methods and plans.
+"""The verb `report`: writes an HTML page that compares methods and plans."""
 
-A given plan is one that the user names, by --plan or as the plan of a measured run (--run).
-"""
-
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +9,9 @@ from raddle.cli.options import (
     Batch,
     Budget,
     Json,
+    OptimizerOption,
     Pins,
+    PrecisionOption,
     ProfileOption,
     Reduction,
     Seed,
@@ -21,16 +19,14 @@ from raddle.cli.options import (
     Sync,
 )
 from raddle.cli.output import check_folder, show
-from raddle.cli.preparation import capture_with_spinner, warm_up_jit
+from raddle.cli.preparation import capture_with_spinner, progress
 from raddle.errors import InputError
-from raddle.files import write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from raddle.api.clusters import Cluster
-    from raddle.api.models import Graph
-    from raddle.reports.page.page_report import GivenPlan
+    from raddle.api.costs import Profile
+    from raddle.api.plan_result import PlanResult
 
 
 def report(
@@ -71,6 +67,8 @@ def report(
     ] = "report.html",
     bn: Statistics = "local",  # batch norm: over the samples of a device, or of the whole batch
     sync: Sync = "allreduce",
+    precision: PrecisionOption = "float32",
+    optimizer: OptimizerOption = "sgd",
     budget: Budget = BUDGET,
     seed: Seed = 0,
     pin: Pins = None,
@@ -90,76 +88,61 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write a page that shows methods and plans: one HTML file that works offline."""
-    from raddle.api.jit_warmup import EVALUATOR, jit_functions_for
+    from raddle.api import reporting
+    from raddle.api.clusters import cluster as find_cluster
     from raddle.api.planning import method_names, read_search_settings
-    from raddle.reports.page import html, page_report
     from raddle.reports.page.summary import summary
-    from raddle.reports.progress import progress_bar, progress_lines
     from raddle.reports.tables.plan_metrics import show_report
 
-    names = ["data"] if methods is None and (plan or run) else method_names(methods)
+    names = None if methods is None and (plan or run) else method_names(methods)
     settings = read_search_settings(
-        names, bn=bn, sync=sync, budget=budget, seed=seed, pins=pin, reduction=reduction,
-        profile=profile,
+        names or [], bn=bn, sync=sync, precision=precision, optimizer=optimizer, budget=budget, seed=seed,
+        pins=pin, reduction=reduction, profile=profile,
     )  # fmt: skip
     check_folder(output)
-    graph, target_cluster, given_plans = _load(model, cluster, batch, plan or (), run or ())
-    if given_plans and methods is None and any(g.plan.method == "data" for g in given_plans):
-        names = []  # data parallelism is among the given plans
-    if given_plans:
-        first = given_plans[0].plan  # the methods are compared under the settings of this plan
-        settings = replace(settings, bn=first.bn, sync=first.sync, optimizer=first.optimizer)
-    # EVALUATOR: the numba functions of the fast simulation.
-    warm_up_jit(dict.fromkeys([EVALUATOR, *jit_functions_for(names)]))
-    # title: the model's name in the page
-    title = model or given_plans[0].plan.model or graph.name
-    bar = progress_lines if json_progress else progress_bar
-    with bar(f"{title} on {target_cluster.name}") as on_progress:
-        data = page_report.build_page_data(
-            graph, target_cluster, given_plans, names, model=title, settings=settings,
-            alternatives=alternatives, on_progress=on_progress,
-        )  # fmt: skip
-    write_atomically(output, html.render_page(data))
-    show(summary(data, output), show_report, as_json=as_json)
-
-
-def _load(
-    model: str | None,
-    cluster: str | None,
-    batch: int | None,
-    plans: "Sequence[str]",
-    runs: "Sequence[str]",
-) -> "tuple[Graph, Cluster, list[GivenPlan]]":
-    """Return the model's graph, the cluster, and the given plans with their measured runs.
-
-    plans: paths of plan files; runs: paths of outputs of `raddle run --json`, each of which names its plan.
-    """
-    from raddle.api import clusters
-    from raddle.api.loading import load_plans
-    from raddle.reports.page.measured_run import read_run
-    from raddle.reports.page.page_report import GivenPlan
-    from raddle.reports.progress import spinner
-
-    # Path of a plan file -> its measured run
-    measured = {str(result["plan"]): result for result in map(read_run, runs)}
-    paths = list(dict.fromkeys([*plans, *measured]))
-    if not paths:
+    runs = _read_runs(run or ())
+    paths = list(dict.fromkeys([*(plan or ()), *runs]))
+    if paths:
+        if batch is not None:
+            raise InputError(
+                "the batch is the plans' own: leave out --batch, or plan again for it."
+            )
+        results = _load(paths, cluster, model, settings.profile)
+        title = f"{model or results[0].plan.model} on {results[0].cluster.name}"
+        with progress(title, as_lines=json_progress) as on_progress:
+            data = reporting.report_results(
+                results, output, names, settings, names=paths, runs=runs, alternatives=alternatives,
+                on_progress=on_progress,
+            )  # fmt: skip
+    else:
         if model is None or cluster is None:
             raise InputError(
                 "name a model and a cluster, as `raddle report vgg16 --cluster p100:4x4`, or a plan "
                 "with --plan."
             )
-        target_cluster = clusters.cluster(cluster)
-        return capture_with_spinner(model, batch), target_cluster, []
-    if batch is not None:
-        raise InputError("the batch is the plans' own: leave out --batch, or plan again for it.")
+        where = find_cluster(cluster)
+        graph = capture_with_spinner(model, batch)
+        with progress(f"{model} on {where.name}", as_lines=json_progress) as on_progress:
+            data = reporting.report_methods(
+                graph, where, names or (), output, settings, alternatives=alternatives,
+                on_progress=on_progress,
+            )  # fmt: skip
+    show(summary(data, output), show_report, as_json=as_json)
+
+
+def _read_runs(runs: "Sequence[str]") -> "dict[str, Mapping[str, Any]]":
+    """Return measured runs by the path of their plan; runs: paths of outputs of `raddle run --json`."""
+    from raddle.reports.page.measured_run import read_run
+
+    return {str(result["plan"]): result for result in map(read_run, runs)}
+
+
+def _load(
+    paths: "Sequence[str]", cluster: str | None, model: str | None, profile: "Profile | None"
+) -> "list[PlanResult]":
+    """Return the plans of several plan files, with the graph of the model and the cluster of the first."""
+    from raddle.api.loading import load_plans
+    from raddle.reports.progress import spinner
+
     with spinner(f"capturing the model of {paths[0]}"):
-        graph, loaded_plans, target_cluster = load_plans(paths, cluster=cluster, model=model)
-    return (
-        graph,
-        target_cluster,
-        [
-            GivenPlan(p, path, measured.get(path))
-            for p, path in zip(loaded_plans, paths, strict=True)
-        ],
-    )
+        return load_plans(paths, cluster=cluster, model=model, profile=profile)

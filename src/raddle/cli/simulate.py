@@ -4,7 +4,15 @@ from typing import Annotated
 
 import typer
 
-from raddle.cli.options import Json, OtherCluster, OtherModel, PlanFile, ProfileOption
+from raddle.cli.options import (
+    Json,
+    OtherCluster,
+    OtherModel,
+    OtherOptimizer,
+    OtherPrecision,
+    PlanFile,
+    ProfileOption,
+)
 from raddle.cli.output import check_folder, show
 from raddle.cli.preparation import load_plan_with_spinner
 
@@ -18,20 +26,21 @@ def simulate(
     ] = None,
     model: OtherModel = None,
     profile: ProfileOption = None,
+    precision: OtherPrecision = None,
+    optimizer: OtherOptimizer = None,
     as_json: Json = False,
 ) -> None:
     """Simulate a plan: the step time, where each device spends it, and the largest transfers."""
-    from raddle.api.loading import load_optional_profile
-    from raddle.api.simulating import details, simulate_steps, write_trace
+    from raddle.api.plan_result import simulate as simulate_result
+    from raddle.api.simulating import details, write_trace
     from raddle.reports.progress import spinner
     from raddle.reports.tables.plan_metrics import show_simulation
 
-    measured_profile = load_optional_profile(profile)
     if trace is not None:
         check_folder(trace)
-    graph, loaded_plan, target_cluster = load_plan_with_spinner(plan, cluster, model)
+    result = load_plan_with_spinner(plan, cluster, model, profile)
     with spinner(f"simulating {plan}"):
-        timeline = simulate_steps(graph, loaded_plan, target_cluster, measured_profile)
+        timeline = simulate_result(result, precision=precision, optimizer=optimizer)
     if trace is not None:
         write_trace(timeline, trace)
     show({**details(timeline), "trace": trace}, show_simulation, as_json=as_json)

@@ -38,12 +38,12 @@ def verify(
         raise InputError(f"--tolerance is {tolerance}: give a small positive number, as 1e-9.")
     signal.signal(signal.SIGTERM, _exit)
     with progress_bar(f"verifying {plan}") as on_progress:
-        result = verify_plan(
+        verdict = verify_plan(
             plan, steps=steps, threads=threads, tolerance=tolerance, model=model or "", seed=seed,
             on_progress=on_progress,
         )  # fmt: skip
-    show(result, show_verdict, as_json=as_json)
-    if not result["holds"]:
+    show(verdict, show_verdict, as_json=as_json)
+    if not verdict.holds:
         raise typer.Exit(1)
 
 

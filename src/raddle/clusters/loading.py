@@ -12,15 +12,22 @@ from raddle.clusters.topology import Cluster, build_cluster
 from raddle.errors import InputError
 
 
-def cluster(spec: str | os.PathLike[str]) -> Cluster:
+def cluster(spec: str | os.PathLike[str] | Cluster) -> Cluster:
     """Makes the cluster of a preset, as "p100:4x4", "h100:16" or "local:2", or of a YAML file.
 
     After the colon: `4x4` is 4 nodes with 4 devices each; `16` is 16 devices on nodes of the preset's
     size. Without a colon the cluster has the preset's default size, which `raddle clusters` lists.
+    A cluster is returned as it is, so functions can take a text or a cluster.
 
     >>> len(cluster("p100:4x4").devices)
     16
     """
+    if isinstance(spec, Cluster):
+        return spec
+    if not isinstance(spec, str | os.PathLike):
+        raise InputError(
+            f"the cluster is a {type(spec).__name__}: name a preset such as 'p100:4x4', or a YAML file."
+        )
     text = os.fspath(spec)
     name, colon, size = text.partition(":")
     name = name.strip().lower()

@@ -41,7 +41,12 @@ class Route:
     latency: float  # seconds
 
 
-@dataclass(frozen=True)
+def _error(name: str, predicate: str) -> InputError:
+    """Returns an error whose sentence has the cluster of this name as its subject."""
+    return InputError(f"cluster {name} {predicate}.")
+
+
+@dataclass(frozen=True, repr=False)
 class Cluster:
     """A cluster. `devices` is sorted by node; a device is named by its index in this list."""
 
@@ -51,39 +56,45 @@ class Cluster:
     node_networks: tuple[Network | None, ...]  # by node, its NICs; None only if there is one node
     collectives: Collectives = PLAIN
 
+    def __repr__(self) -> str:
+        kinds = ", ".join(dict.fromkeys(device.kind for device in self.devices))
+        nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
+        return f"<Cluster {self.name}: {len(self.devices)} devices ({kinds}) on {nodes}>"
+
     def __post_init__(self) -> None:
         if not self.devices:
-            raise self._error("has no devices: give it at least one")
+            raise _error(self.name, "has no devices: give it at least one")
         nodes = [a for a, _ in groupby(device.node for device in self.devices)]
         if nodes != list(range(len(nodes))):
-            raise self._error(
-                f"has devices on nodes {nodes[:8]}: list them node by node, from 0 on"
+            raise _error(
+                self.name, f"has devices on nodes {nodes[:8]}: list them node by node, from 0 on"
             )
         if not len(nodes) == len(self.node_links) == len(self.node_networks):
-            raise self._error(
+            raise _error(
+                self.name,
                 f"has {len(nodes)} nodes, {len(self.node_links)} links inside and "
-                f"{len(self.node_networks)} networks: give one of each per node"
+                f"{len(self.node_networks)} networks: give one of each per node",
             )
         for a, link, network in zip(nodes, self.node_links, self.node_networks, strict=True):
             if link is None and len(self.members(a)) > 1:
-                raise self._error(f"has several devices and no link on node {a}: give it one")
+                raise _error(self.name, f"has several devices and no link on node {a}: give it one")
             if network is None and len(nodes) > 1:
-                raise self._error(f"has several nodes and no network on node {a}: give it one")
+                raise _error(
+                    self.name, f"has several nodes and no network on node {a}: give it one"
+                )
         leaves = {(n.leaf, n.oversubscription) for n in self.node_networks if n is not None}
         if len(leaves) > 1:
-            raise self._error(
-                "has networks with different leaf or oversubscription: give all nodes the same"
+            raise _error(
+                self.name,
+                "has networks with different leaf or oversubscription: give all nodes the same",
             )
         kinds: dict[str, dict[str, Any]] = {}
         for device in self.devices:
             if kinds.setdefault(device.kind, _properties(device)) != _properties(device):
-                raise self._error(
-                    f"has two different kinds of device {device.kind!r}: give them names of their own"
+                raise _error(
+                    self.name,
+                    f"has two different kinds of device {device.kind!r}: give them names of their own",
                 )
-
-    def _error(self, predicate: str) -> InputError:
-        """Returns an error whose sentence has the cluster's name as its subject."""
-        return InputError(f"cluster {self.name} {predicate}.")
 
     @property
     def nodes(self) -> int:

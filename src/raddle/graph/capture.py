@@ -61,10 +61,11 @@ def capture(
     model where the loss is None or made by `supervised`, else by their positions, `batch.0`. The first
     dimension of every input is the sample dimension, unless `dims={"x": "tnc"}` names another one `n`. The
     module is captured in its present mode (`train()` or `eval()`) and is not changed. Meta tensors are
-    enough.
+    enough. Several threads may call it: they capture one after the other.
 
     In the notation below, +0 is the first row of the weight that the operator reads (ops/contraction.py).
 
+    >>> from raddle.graph.supervised import supervised
     >>> batch = torch.randn(8, 4), torch.randn(8, 2)
     >>> graph = capture(nn.Linear(4, 2), batch, supervised(nn.functional.mse_loss))
     >>> graph.ops[0].notation, graph.inputs, graph.batch

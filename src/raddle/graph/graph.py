@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from raddle.errors import InputError
 from raddle.graph.arguments import BatchTemplate
 from raddle.graph.dtypes import carries_gradient
+from raddle.graph.graph_copies import GraphCopies
 from raddle.graph.space import Space
 from raddle.graph.traits import TRAITS, Traits
 
@@ -91,8 +92,8 @@ class FusedCall:
     attrs: Mapping[str, Any]  # of the native call, such as eps
 
 
-@dataclass(frozen=True)
-class Graph:
+@dataclass(frozen=True, repr=False)
+class Graph(GraphCopies):
     """The computation of a module and its loss in one training step; made by `raddle.capture`."""
 
     name: str
@@ -110,6 +111,10 @@ class Graph:
     template: BatchTemplate | None = field(default=None, compare=False, repr=False)
     # what the module returns, with TensorMark (step_module.py) in place of each tensor
     output_tree: Any = field(default=None, compare=False, repr=False)
+    # By operator, the dtype to which autocast casts its operands (plans/value_dtypes.py)
+    casts: Mapping[str, torch.dtype] = field(default_factory=dict)
+    # The graph as it was captured, if this one has the dtypes of another precision
+    captured: Graph | None = field(default=None, compare=False, repr=False)
     # captures the same module for another number of samples
     recapture: Callable[[int], Graph] | None = field(default=None, compare=False, repr=False)
 
@@ -131,6 +136,11 @@ class Graph:
     @cached_property
     def _ops_by_name(self) -> Mapping[str, Op]:
         return {op.name: op for op in self.ops}
+
+    @cached_property
+    def in_precisions(self) -> dict[Hashable, Graph]:
+        """Derived graphs with other dtypes, remembered by plans/value_dtypes.py."""
+        return {}
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[Op]]:
@@ -185,7 +195,12 @@ class Graph:
         )
 
     def fingerprint(self) -> str:
-        """Returns a hash of structure, shapes and names: 16 hex digits, equal in all versions of torch."""
+        """Returns a hash of structure, shapes and names: 16 hex digits, equal in all versions of torch.
+
+        A precision does not change it: it identifies the captured graph.
+        """
+        if self.captured is not None:
+            return self.captured.fingerprint()
         digest = hashlib.sha256()
         for value in self.values.values():
             if value.role != "op":

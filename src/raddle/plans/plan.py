@@ -8,18 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from raddle.graph.graph import Graph
+from raddle.plans.precision import DEFAULT as DEFAULT_PRECISION
+from raddle.plans.precision import Precision, read_precision
 from raddle.plans.sync import Sync, read_sync
 from raddle.plans.tiling import Tiling
 
 DEFAULT_BUCKET = 16 * 2**20  # bytes
 DROPOUT_KINDS = ("native", "exact")  # how attention draws the masks of its dropout
+# Attributes of the result that raddle.plan returns (api/plan_result.py), for a sentence to who asks a plan.
+RESULT_NAMES = (
+    "graph", "timeline", "step_ms", "samples_per_s", "fits", "peak_bytes", "row", "explain", "save",
+    "_repr_html_",
+)  # fmt: skip
 BN_SCOPES = ("global", "local", "microbatch")  # over which samples batch norm takes its statistics
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A plan: tiles on devices, and all that is needed to simulate, run or verify them.
 
@@ -60,18 +67,41 @@ class Plan:
     model: str = ""  # its name, or the file and function that make it
     fingerprint: str = ""  # hash of the graph that the plan was made for
     batch: int = 0  # samples of a step, on all devices together
-    dtype: str = "float32"
-    optimizer: str = "sgd"
+    dtype: str = "float32"  # of the captured model
+    precision: str = DEFAULT_PRECISION  # in which it is trained (plans/precision.py)
+    optimizer: str = "sgd"  # plans/optimizers.py
     cluster: Mapping[str, Any] | None = None  # description of the cluster, as in a cluster file
     method: str = ""  # the search that found the plan
     inputs: tuple[Mapping[str, Any], ...] = ()  # of a micro-batch; see `describe_inputs`
     parameters: Mapping[str, Sequence[int]] = field(default_factory=dict)  # shapes, by name
     predicted: Mapping[str, Any] = field(default_factory=dict)  # predicted metrics, by name
 
+    def __repr__(self) -> str:
+        return (
+            f"<Plan {self.method or 'by hand'} of {self.model or 'a model'}: {len(self.tiles)} operators "
+            f"on {self.devices} devices, batch {self.batch}, sync {self.sync}>"
+        )
+
+    if not TYPE_CHECKING:  # a type checker shall still report unknown attributes
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raises AttributeError; for an attribute of the result of planning, it says where that is."""
+            if name in RESULT_NAMES:
+                raise AttributeError(
+                    f"a Plan is plain data and has no {name!r}: the result of raddle.plan and of "
+                    f"raddle.load_plan has it, as result.{name}."
+                )
+            raise AttributeError(f"'Plan' object has no attribute {name!r}")
+
     @property
     def parsed_sync(self) -> Sync:
         """The sync kind and its options, parsed from `sync`."""
         return read_sync(self.sync)
+
+    @property
+    def parsed_precision(self) -> Precision:
+        """The precision and its options, parsed from `precision`."""
+        return read_precision(self.precision)
 
     @property
     def server(self) -> int | None:

@@ -23,6 +23,7 @@ from raddle.plans.pipelining import is_asynchronous, is_greedy, is_threaded, ste
 from raddle.plans.plan import Plan
 from raddle.plans.schedule import Action
 from raddle.plans.validation import validate
+from raddle.plans.value_dtypes import in_precision
 from raddle.program.gradient_sync import GradientSync
 from raddle.program.instruction_writer import InstructionWriter, sorted_deps
 from raddle.program.lower_variant import LoweredVariant
@@ -41,10 +42,12 @@ def lower(
 ) -> Program:
     """Returns the program of a plan: `plan.steps` steps of `plan.microbatches` micro-batches.
 
-    graph: that of the largest micro-batch. train: False gives a program of forwards only. look: is called
-    for every operator and instruction; a search looks at its clock there, and may raise an exception.
+    graph: that of the largest micro-batch. The program's graph has the dtypes of the plan's precision.
+    train: False gives a program of forwards only. look: is called for every operator and instruction; a
+    search looks at its clock there, and may raise an exception.
     """
     validate(plan, graph)
+    graph = in_precision(graph, plan.parsed_precision)
     lowering = _Lowering(graph, plan, active_values(graph) if train else frozenset(), look)
     lowering.write()
     parameters, instructions = lowering.parameters, lowering.writer.instructions

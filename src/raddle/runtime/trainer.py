@@ -95,7 +95,7 @@ def parallelize(
     >>> model, batch = nn.Linear(4, 2), (torch.randn(8, 4), torch.randn(8, 2))
     >>> loss = raddle.supervised(nn.functional.mse_loss)
     >>> graph = raddle.capture(model, batch, loss)
-    >>> plan = raddle.search(graph, raddle.cluster("local:1"), "data")
+    >>> plan = raddle.plan(graph, cluster="local:1", method="data").plan
     >>> sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
     >>> trainer = parallelize(model, sgd, plan=plan, loss=loss, example=batch)
     >>> float(trainer.step(batch)) > float(trainer.step(batch))

@@ -9,12 +9,15 @@ from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError, OutOfTime
 from raddle.graph.graph import Graph
+from raddle.plans.optimizers import check_optimizer
 from raddle.plans.plan import BN_SCOPES, Plan, describe_inputs, parameter_shapes
 from raddle.plans.plan_file import DTYPES
+from raddle.plans.precision import read_precision
 from raddle.plans.schedule import schedule_from_text
 from raddle.plans.schedules import NAMES
 from raddle.plans.sync import read_sync
 from raddle.plans.validation import validate
+from raddle.plans.value_dtypes import in_precision
 from raddle.searches.attempts import Attempts
 from raddle.searches.choose_sync import host_seconds, with_fastest_sync
 from raddle.searches.pins import read_pin
@@ -32,6 +35,7 @@ def plan_for(
     batch: int | None = None,
     bn: str = "local",
     sync: str = AUTO,
+    precision: str = "float32",
     optimizer: str = "sgd",
     recompute: int | None = None,
     budget: float = BUDGET,
@@ -41,9 +45,7 @@ def plan_for(
     profile: Profile | None = None,
     on_progress: OnProgress = lambda step: None,
 ) -> Plan:
-    """Returns the plan of a method for all devices of a cluster. Public as `raddle.search`.
-
-    Example: `raddle.search(graph, raddle.cluster("p100:4x4"), budget=30, pins=["features.*=n/16"])`.
+    """Returns the plan of a method for all devices of a cluster. `raddle.plan` also predicts its metrics.
 
     method: a baseline or a search, by name (registry.py).
     model: the name by which the model can be loaded again, stored in the plan.
@@ -51,6 +53,8 @@ def plan_for(
     bn: the samples over which batch norm takes its statistics (Settings.bn).
     sync: a sync kind of plans/sync/. With "auto", the method `auto` takes P3, HSDP or smaller buckets if
         they are faster (choose_sync.py); all other methods all-reduce.
+    precision: "float32", "tf32", "bf16", "fp16" or "bf16:pure" (plans/precision.py).
+    optimizer: "sgd", "momentum", "adam" or "adamw"; it decides the memory of its states.
     recompute: activation checkpointing in this many blocks; None: the method decides.
     budget: seconds that a search takes, roughly. seed: the seed of the search's random numbers.
     pins: splits that the search must not change, as in "features.*=n/16".
@@ -59,17 +63,18 @@ def plan_for(
     on_progress: is called with progress reports (settings.OnProgress).
 
     >>> import raddle, torch
-    >>> x, y, loss = torch.randn(8, 4), torch.randn(8, 2), torch.nn.functional.mse_loss
-    >>> graph = raddle.capture(torch.nn.Linear(4, 2), [x], targets=[y], loss=loss)
-    >>> plan = raddle.search(graph, raddle.cluster("local:2"), "data")
+    >>> batch, loss = (torch.randn(8, 4), torch.randn(8, 2)), torch.nn.functional.mse_loss
+    >>> graph = raddle.capture(torch.nn.Linear(4, 2), batch, raddle.supervised(loss))
+    >>> plan = plan_for(graph, raddle.cluster("local:2"), "data")
     >>> plan.devices, plan.sync
     (2, 'allreduce')
     """
-    check_settings([method], bn=bn, sync=sync)
+    check_settings([method], bn=bn, sync=sync, precision=precision, optimizer=optimizer)
     method = canonical_name(method)
     settings = Settings(
-        bn=bn, sync=sync, optimizer=optimizer, profile=profile, reduction=reduction, budget=budget,
-        seed=seed, pins=tuple(read_pin(pin) for pin in pins), on_progress=on_progress,
+        bn=bn, sync=sync, precision=precision, optimizer=optimizer, profile=profile,
+        reduction=reduction, budget=budget, seed=seed,
+        pins=tuple(read_pin(pin) for pin in pins), on_progress=on_progress,
     )  # fmt: skip
     settings = settings.with_running_clock()
     result = run_method(graph, cluster, method, settings)
@@ -80,6 +85,7 @@ def plan_for(
 
 def run_method(graph: Graph, cluster: Cluster, method: str, settings: Settings) -> SearchResult:
     """Runs a method; returns its tiles and, for a search, how the search went."""
+    graph = in_precision(graph, read_precision(settings.precision))
     return method_named(method).find(graph, cluster, settings)
 
 
@@ -110,7 +116,7 @@ def build_plan(
         model=model or graph.name,
         fingerprint=graph.fingerprint(),  # a hash, to refuse the plan for another graph
         batch=batch,
-        dtype=_dtype(graph),
+        dtype=_dtype(graph.captured or graph),
         cluster=cluster.to_dict(),
         method=method,
         recompute=() if block_count is None else recompute_blocks(graph, block_count),
@@ -208,14 +214,18 @@ def check_pipeline(method: str, settings: Settings) -> None:
                 )
 
 
-def check_settings(methods: Sequence[str], *, bn: str, sync: str) -> None:
-    """Raises InputError for a method, `bn` or `sync` that does not exist."""
+def check_settings(
+    methods: Sequence[str], *, bn: str, sync: str, precision: str, optimizer: str
+) -> None:
+    """Raises InputError for a method, or one of the other settings, that does not exist."""
     for name in methods:
         method_named(name)
     if bn not in BN_SCOPES:
         raise InputError(f"bn is '{bn}': choose {' or '.join(BN_SCOPES)}.")
     if sync != AUTO:
         read_sync(sync)
+    read_precision(precision)
+    check_optimizer(optimizer)
 
 
 def _dtype(graph: Graph) -> str:

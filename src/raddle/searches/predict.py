@@ -27,6 +27,8 @@ STEPS = 3  # steps to simulate; the last one is taken as the steady state
 METRICS = (
     "step_ms", "samples_per_s", "speedup", "comm_bytes", "peak_bytes", "imbalance", "search_s", "fits"
 )  # fmt: skip
+# Metrics that a simulation does not give: the plan file has those of the search.
+SEARCH_METRICS = ("search_s", "lower_bound_ms")
 
 
 def simulate_steps(
@@ -63,10 +65,18 @@ def predicted_metrics(timeline: Timeline) -> dict[str, Any]:
         "fits": fits(peaks, timeline.cluster),
         "bn": plan.bn,
         "sync": plan.sync,
+        "precision": plan.precision,
+        "optimizer": plan.optimizer,
         "schedule": plan.schedule.splitlines()[0] if plan.schedule else "",
         "stages": len(plan.stages) or 1,
         "microbatches": plan.microbatches,
     }
+
+
+def metrics_of_file(plan: Plan, timeline: Timeline) -> dict[str, Any]:
+    """Returns the metrics of the simulation of a plan file's plan, and those of its search."""
+    searched = {key: plan.predicted.get(key) for key in SEARCH_METRICS}
+    return predicted_metrics(timeline) | searched
 
 
 def simulate_data_parallel(

@@ -13,6 +13,7 @@ from typing import Any
 
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
+from raddle.plans.precision import DEFAULT as DEFAULT_PRECISION
 from raddle.plans.sync import DEFAULT
 from raddle.searches.attempts import Failure
 from raddle.searches.grids import Tiles
@@ -34,7 +35,8 @@ class Settings:
     # "global" (the whole batch).
     bn: str = "local"
     sync: str = AUTO  # sync kind of the parameters
-    optimizer: str = "sgd"
+    precision: str = DEFAULT_PRECISION  # plans/precision.py
+    optimizer: str = "sgd"  # plans/optimizers.py
     profile: Profile | None = None  # measured times of operators, if any
     reduction: bool | None = None  # may summed dimensions be split? None: the method decides
     # Split dimensions into powers of two only, and into divisors of the number of devices.
@@ -73,7 +75,9 @@ class Settings:
         The fastest sync kind is chosen later, when the tiles are known (choose_sync.py).
         """
         sync = DEFAULT if self.sync == AUTO else self.sync
-        return {"bn": self.bn, "sync": sync, "optimizer": self.optimizer}
+        return {
+            "bn": self.bn, "sync": sync, "precision": self.precision, "optimizer": self.optimizer,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def simulate(
     return Timeline(program, cluster, tasks, start, end, cause)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timeline:
     """The start and the end of every task, in nanoseconds."""
 
@@ -77,6 +77,12 @@ class Timeline:
     start: Array  # by task
     end: Array  # by task; of a message, when it has arrived
     cause: Array  # by task, the task that it waited for last, or -1
+
+    def __repr__(self) -> str:
+        return (
+            f"<Timeline: {1e3 * self.step_seconds:.4g} ms a step on {self.cluster.name}, "
+            f"{len(self.start)} tasks in {self.program.plan.steps} steps>"
+        )
 
     @property
     def total_seconds(self) -> float:
@@ -114,11 +120,8 @@ class Timeline:
     @cached_property
     def compute_seconds(self) -> Array:
         """By device, the seconds in which it computes in an average step; host overhead counts too."""
-        return self._seconds_by_device(self.tasks.first_resource < self.program.plan.devices)
-
-    def _seconds_by_device(self, chosen: Array) -> Array:
-        """Returns by device the seconds of the chosen tasks in an average step; chosen: by task."""
-        chosen = chosen & (self.tasks.first_resource >= 0)
+        resource = self.tasks.first_resource
+        chosen = (resource >= 0) & (resource < self.program.plan.devices)  # by task
         total = np.bincount(
             self.tasks.device[chosen],
             weights=self.tasks.duration[chosen].astype(np.float64),

@@ -25,7 +25,7 @@ from raddle.graph.arguments import map_leaves
 from raddle.graph.graph import FusedCall, Graph, Op, Value
 from raddle.graph.recapture import CAPTURE_LOCK
 from raddle.plans.pipelining import plan_for_running
-from raddle.plans.plan import describe_inputs
+from raddle.plans.plan import Plan, describe_inputs
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.job import Job, capture_workload, load_workload
@@ -53,7 +53,14 @@ def load_twin(path: str, *, model: str = "", bn: str = "", seed: int = 0) -> Twi
 
     model, bn, seed: see runtime.job.load_job; an empty `model` or `bn` is that of the plan.
     """
-    workload, graph, plan = load_workload(path, model=model, seed=seed)
+    return make_twin(*load_workload(path, model=model, seed=seed), bn=bn)
+
+
+def make_twin(workload: Workload, graph: Graph, plan: Plan, *, bn: str = "") -> Twin:
+    """Return the float64 twin of the training of a workload by a plan.
+
+    graph: of one micro-batch, for which the plan is; bn: instead of the plan's, unless empty.
+    """
     double_workload = _double_workload(workload)
     with default_dtype(torch.float64), DoublePrecisionMode():
         double = capture_workload(double_workload, plan.microbatches)

@@ -1,4 +1,4 @@
-"""Verifies a plan file (`raddle verify`).
+"""Verifies a plan file (`raddle verify`), or a plan for a module of this process.
 
 Two properties are checked by training a few steps on the runtime:
 1. losses, gradients, parameters and buffers are equal to those of serial training with plain PyTorch;
@@ -19,7 +19,9 @@ import torch
 
 from raddle.clusters.catalogue import memory
 from raddle.errors import InputError
+from raddle.graph.graph import Graph
 from raddle.plans.pipelining import is_asynchronous, schedule_of
+from raddle.plans.plan import Plan
 from raddle.program.program import Program
 from raddle.runtime.job import Job
 from raddle.runtime.schedule_spans import Span, early_starts
@@ -29,8 +31,9 @@ from raddle.verification import launch, traffic
 from raddle.verification.compare_rank import Findings
 from raddle.verification.local_statistics import has_serial_reference
 from raddle.verification.plain_training import PlainRun, train_plain
-from raddle.verification.twin import Twin, explain_casts, load_twin
+from raddle.verification.twin import Twin, explain_casts, load_twin, make_twin
 from raddle.zoo.loading import default_dtype
+from raddle.zoo.workload import Workload
 
 TOLERANCE = 1e-9  # largest relative deviation that counts as equal
 # Names of checks in the result.
@@ -57,7 +60,7 @@ def verify(
     seed: int = 0,
     on_progress: OnProgress = lambda step: None,
 ) -> dict[str, Any]:
-    """Train with the plan and with plain PyTorch from the same weights, and return the comparison.
+    """Train with a plan file and with plain PyTorch from the same weights, and return the comparison.
 
     path: a plan file. threads: run the ranks as threads of this process instead of as processes. model: the
     model, for plans that name none. seed: the seed of the weights, the batch and the dropout masks.
@@ -67,9 +70,56 @@ def verify(
     parameters and buffers to their largest element (or 1). Raises InputError if the plan cannot be verified
     on this machine.
     """
+
+    def make(bn: str) -> Twin:
+        return load_twin(path, model=model, bn=bn, seed=seed)
+
+    files = None if threads else {"plan": path, "model": model}
+    result = _verify(make, files, steps, tolerance, seed, on_progress)
+    return {"plan": path, **result}
+
+
+def verify_workload(
+    workload: Workload,
+    graph: Graph,
+    plan: Plan,
+    *,
+    steps: int = 3,
+    tolerance: float = TOLERANCE,
+    seed: int = 0,
+    on_progress: OnProgress = lambda step: None,
+) -> dict[str, Any]:
+    """Train a module of this process with a plan and without, and return the comparison; see `verify`.
+
+    Other processes do not have the module, so the ranks are threads. graph: of one micro-batch.
+    """
+    if any(p.is_meta for p in workload.model.parameters()):
+        raise InputError(
+            f"'{workload.name}' is on the meta device and has no weights: verify it on the CPU."
+        )
+
+    def make(bn: str) -> Twin:
+        return make_twin(workload, graph, plan, bn=bn)
+
+    return {"plan": "", **_verify(make, None, steps, tolerance, seed, on_progress)}
+
+
+def _verify(
+    make: Callable[[str], Twin],
+    files: Mapping[str, str] | None,
+    steps: int,
+    tolerance: float,
+    seed: int,
+    on_progress: OnProgress,
+) -> dict[str, Any]:
+    """Train the twin and compare.
+
+    make: returns the twin with other batch statistics (bn), or with the plan's for "". files: what
+    processes load the job from; None: the ranks are threads.
+    """
     report = _reporter(on_progress, steps)
     report("capturing", 0)
-    twin, notes = _load_comparable_twin(path, model, seed)
+    twin, notes = _comparable_twin(make)
     job = twin.job
     if not job.plan.parsed_sync.synchronous:
         raise InputError(
@@ -79,9 +129,7 @@ def verify(
     timeline = traffic.simulate_job(job, steps)
     _refuse_too_large(timeline)
     settings = {"steps": steps, "seed": seed}
-    rank_settings = (
-        None if threads else {**settings, "plan": path, "model": model, "bn": job.plan.bn}
-    )
+    rank_settings = None if files is None else {**settings, **files, "bn": job.plan.bn}
     with default_dtype(torch.float64):
         plain = _train_plain(job, **settings, report=report)
         findings, failure = _train(
@@ -89,11 +137,10 @@ def verify(
         )
     result = _result(job, timeline, findings, tolerance)
     return {
-        "plan": path,
         **result,
         "holds": failure is None and all(check["holds"] for check in result["checks"]),
         "failure": failure,
-        "transport": "threads" if threads else "processes",
+        "transport": "threads" if files is None else "processes",
         "plain_losses": plain.losses,
         "casts": dict(twin.casts),
         "precision": explain_casts(twin.casts, tolerance),
@@ -140,14 +187,14 @@ def _train(
         return [], f"{error}."
 
 
-def _load_comparable_twin(path: str, model: str, seed: int) -> tuple[Twin, list[str]]:
+def _comparable_twin(make: Callable[[str], Twin]) -> tuple[Twin, list[str]]:
     """Return the job in float64 and notes for the user.
 
     `bn` says over which samples batch norms compute their statistics: those of a device's tile
     ("local"), of the micro-batch ("microbatch") or of the whole batch ("global"). If serial training
     cannot repeat a plan with `bn: local`, the job gets another `bn`, and a note says so.
     """
-    twin = load_twin(path, model=model, seed=seed)
+    twin = make("")
     plan = twin.job.plan
     if plan.bn != "local" or has_serial_reference(twin.job.graph, plan):
         return twin, []
@@ -156,7 +203,7 @@ def _load_comparable_twin(path: str, model: str, seed: int) -> tuple[Twin, list[
         "bn: local has no serial reference for this plan, because devices normalise copies of the same "
         f"sample differently: verified with bn: {bn}."
     )
-    return load_twin(path, model=model, bn=bn, seed=seed), [note]
+    return make(bn), [note]
 
 
 def _reporter(on_progress: OnProgress, steps: int) -> Report:

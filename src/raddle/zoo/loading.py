@@ -56,9 +56,14 @@ def _from_zoo(name: str, batch: int | None) -> Workload:
     return Workload(name, model, (*inputs, *targets), supervised(entry.loss))
 
 
+def similar_names(name: str) -> list[str]:
+    """Returns the models of the zoo whose names are similar to a name."""
+    return get_close_matches(name.lower(), names(), n=4, cutoff=0.5)
+
+
 def _advice(name: str) -> str:
     """Returns the end of the error about an unknown model: models with similar names, or all."""
-    close = get_close_matches(name.lower(), names(), n=4, cutoff=0.5)
+    close = similar_names(name)
     if close:
         return f"did you mean {' or '.join(close)}?"
     return f"it has {', '.join(names())}, or give path/to/file.py:function."

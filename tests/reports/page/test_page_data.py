@@ -118,7 +118,7 @@ def work_is_the_simulation(described: dict[str, Any], read: Any, timeline: Timel
 
 
 def test_memory_curves_reach_the_peaks(lenet: Graph) -> None:
-    plan = raddle.search(lenet, cluster(CLUSTER), "owt")
+    plan = raddle.plan(lenet, cluster=CLUSTER, method="owt").plan
     method, read, timeline = describe_one_plan(lenet, plan)
     peaks = dict.fromkeys(range(4), 0)
     for curve in method["memory"]["curves"]:
@@ -142,7 +142,7 @@ def lenet() -> Graph:
 def test_many_devices_are_cut_to_what_can_be_drawn(
     lenet: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = raddle.search(lenet, cluster(CLUSTER), "data")
+    plan = raddle.plan(lenet, cluster=CLUSTER, method="data").plan
     method, _, _ = describe_one_plan(lenet, plan)
     all_slices = method["timeline"]["count"]
     assert method["timeline"]["devices"] == 4
@@ -154,12 +154,12 @@ def test_many_devices_are_cut_to_what_can_be_drawn(
 
 
 def test_plans_in_the_page_are_plan_files(lenet: Graph, tmp_path: pathlib.Path) -> None:
-    plans = [raddle.search(lenet, cluster(CLUSTER), method) for method in ("data", "owt")]
-    raddle.report(lenet, plans, tmp_path / "page.html", alternatives=1)
+    results = [raddle.plan(lenet, cluster=CLUSTER, method=method) for method in ("data", "owt")]
+    raddle.report(results, tmp_path / "page.html", alternatives=1)
     shown = unpack_page((tmp_path / "page.html").read_text())
     assert [m["label"] for m in shown["methods"]] == ["data", "owt"]
-    for method, plan in zip(shown["methods"], plans, strict=True):
-        assert from_dict(method["plan"], lenet).tiles == plan.tiles
+    for method, result in zip(shown["methods"], results, strict=True):
+        assert from_dict(method["plan"], lenet).tiles == result.plan.tiles
     best = shown["methods"][shown["best"]]
     assert best["step_ms"] == min(m["step_ms"] for m in shown["methods"])
     assert best["groups"]
@@ -179,7 +179,7 @@ def unpack_page(html: str) -> dict[str, Any]:
 
 
 def test_the_same_data_gives_the_same_page(lenet: Graph) -> None:
-    plan = raddle.search(lenet, cluster(CLUSTER), "data")
+    plan = raddle.plan(lenet, cluster=CLUSTER, method="data").plan
     one, two = (
         render_page(build_page_data(lenet, cluster(CLUSTER), [GivenPlan(plan)], (), alternatives=0))
         for _ in range(2)
@@ -188,7 +188,7 @@ def test_the_same_data_gives_the_same_page(lenet: Graph) -> None:
 
 
 def test_equal_labels_are_told_apart(lenet: Graph) -> None:
-    plan = raddle.search(lenet, cluster(CLUSTER), "data")
+    plan = raddle.plan(lenet, cluster=CLUSTER, method="data").plan
     data = build_page_data(
         lenet, cluster(CLUSTER), [GivenPlan(plan), GivenPlan(plan)], ("data",), alternatives=0
     )
@@ -197,7 +197,7 @@ def test_equal_labels_are_told_apart(lenet: Graph) -> None:
 
 def test_micro_batches_are_held_against_data_parallelism_of_as_many(lenet: Graph) -> None:
     """A plan with a larger batch is compared with data parallelism at that batch."""
-    plan = raddle.search(lenet, cluster(CLUSTER), "data")
+    plan = raddle.plan(lenet, cluster=CLUSTER, method="data").plan
     larger = replace(plan, method="", microbatches=4, batch=4 * plan.batch)
     data = build_page_data(
         lenet,
@@ -220,16 +220,8 @@ def test_a_method_that_cannot_be_applied_says_why(lenet: Graph) -> None:
     assert "timeline" not in first
 
 
-def test_nothing_to_report(lenet: Graph, tmp_path: pathlib.Path) -> None:
-    with pytest.raises(InputError, match="no plan to report"):
-        raddle.report(lenet, [], tmp_path / "x.html")
-    plan = replace(raddle.search(lenet, cluster(CLUSTER), "data"), cluster=None)
-    with pytest.raises(InputError, match="names no cluster"):
-        raddle.report(lenet, [plan], tmp_path / "x.html")
-
-
 def test_the_torchrun_line(lenet: Graph) -> None:
-    plan = raddle.search(lenet, cluster(CLUSTER), "data")
+    plan = raddle.plan(lenet, cluster=CLUSTER, method="data").plan
     assert torchrun_command(plan, cluster(CLUSTER)) == (
         "torchrun --nnodes 2 --node-rank $NODE_RANK --master-addr $MASTER_ADDR "
         "--nproc-per-node 2 -m raddle.runtime data.json"

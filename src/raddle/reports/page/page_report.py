@@ -1,6 +1,6 @@
 """Builds the HTML page of a report: simulates given plans, plans with methods, and describes all of them.
 
-`report` is the public raddle.report; `build_page_data` serves the sub-command `raddle report`.
+`build_page_data` serves `raddle.report` and the sub-command `raddle report` (api/reporting.py).
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from typing import Any, NamedTuple
 
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
-from raddle.files import write_atomically
 from raddle.graph.graph import Graph
 from raddle.plans.pipelining import micro_batch_graph
 from raddle.plans.plan import Plan
 from raddle.reports.page.data import Entry, PageData, describe_entries
-from raddle.reports.page.html import render_page
 from raddle.searches.comparison import plan_each_method
 from raddle.searches.explanation.explain_plan import devices_of_plan
-from raddle.searches.predict import predicted_metrics, simulate_steps
+from raddle.searches.predict import metrics_of_file, simulate_steps
 from raddle.searches.settings import Settings
+from raddle.simulation.timeline import Timeline
 
 ALTERNATIVES_SECONDS = (
     10.0  # to time other splits of the layers of the plan that the page opens with
@@ -32,46 +31,14 @@ OnProgress = Callable[[Mapping[str, Any]], None]
 
 
 class GivenPlan(NamedTuple):
-    """A plan of the user, and a measured run of it if there is one."""
+    """A plan that was made before, and a measured run of it if there is one."""
 
     plan: Plan
     name: str = ""  # path of the plan file
     run: Mapping[str, Any] | None = None  # as `read_run` returns it
-
-
-def report(
-    graph: Graph,
-    plans: Sequence[Plan],
-    path: str | pathlib.Path,
-    *,
-    cluster: Cluster | None = None,
-    alternatives: float = ALTERNATIVES_SECONDS,
-) -> None:
-    """Write a page that shows plans of a graph, on the cluster that they were made for or another.
-
-    The page opens with the first plan. `alternatives`: seconds to spend on other splits of its layers.
-
-    >>> import os, raddle, tempfile, torch
-    >>> x, y, loss = torch.randn(8, 4), torch.randn(8, 2), torch.nn.functional.mse_loss
-    >>> graph = raddle.capture(torch.nn.Linear(4, 2), [x], targets=[y], loss=loss)
-    >>> plans = [raddle.search(graph, raddle.cluster("local:2"), m) for m in ("data", "layerwise")]
-    >>> path = os.path.join(tempfile.mkdtemp(), "plans.html")
-    >>> raddle.report(graph, plans, path, alternatives=0)
-    >>> os.path.exists(path)
-    True
-    """
-    from raddle.errors import InputError
-
-    if not plans:
-        raise InputError("there is no plan to report: make one with raddle.search.")
-    if cluster is None:
-        if plans[0].cluster is None:
-            raise InputError("the plan names no cluster: give raddle.report one.")
-        cluster = Cluster.from_dict(plans[0].cluster, "the plan's cluster")
-    data = build_page_data(
-        graph, cluster, [GivenPlan(plan) for plan in plans], (), alternatives=alternatives
-    )
-    write_atomically(path, render_page(data))
+    timeline: Timeline | None = None  # the simulation of the plan; None: it is simulated here
+    row: Mapping[str, Any] | None = None  # its metrics; None: those of the simulation
+    opens: bool = True  # the page opens with the first such plan, else with the fastest
 
 
 def build_page_data(
@@ -127,13 +94,13 @@ def _simulate_given(
     graph: Graph, cluster: Cluster, given: GivenPlan, label: str, profile: Profile | None
 ) -> Entry:
     """Simulate a plan of the user, on the first devices of the cluster."""
-    micro_batch = micro_batch_graph(graph, given.plan)  # the graph of one micro-batch
-    timeline = simulate_steps(
-        micro_batch, given.plan, devices_of_plan(given.plan, cluster), profile
-    )
-    search_metrics = ("search_s", "lower_bound_ms")  # metrics that only the plan file has
-    row = predicted_metrics(timeline) | {k: given.plan.predicted.get(k) for k in search_metrics}
-    return Entry(label, row, given.plan, timeline, given.run, from_user=True)
+    timeline = given.timeline
+    if timeline is None:
+        micro_batch = micro_batch_graph(graph, given.plan)  # the graph of one micro-batch
+        target = devices_of_plan(given.plan, cluster)
+        timeline = simulate_steps(micro_batch, given.plan, target, profile)
+    row = dict(given.row or metrics_of_file(given.plan, timeline))
+    return Entry(label, row, given.plan, timeline, given.run, from_user=given.opens)
 
 
 def _with_unique_labels(entries: Iterator[Entry]) -> Iterator[Entry]:
