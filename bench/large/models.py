@@ -1,7 +1,7 @@
 """Builds networks for very large images, for `raddle compare models.py:unet1024 …`; see README.md.
 
-Each public function returns (module, inputs, targets, loss); the number in its name is the side of the
-images in pixels.
+Each public function returns (module, batch, loss); the number in its name is the side of the images in
+pixels.
 """
 
 from __future__ import annotations
@@ -9,26 +9,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from raddle import supervised
 from raddle.zoo.losses import class_loss
 from raddle.zoo.resnet_cifar import CifarResNet
 from raddle.zoo.unet import UNet
 
 
-def _unet(side: int, batch: int) -> tuple[nn.Module, list[Tensor], list[Tensor], object]:
+def _unet(side: int, batch: int) -> tuple[nn.Module, tuple[Tensor, ...], object]:
     """Return a U-Net with images and masks on the device "meta", without memory."""
     masks = torch.zeros(batch, side, side, dtype=torch.long, device="meta")
-    return UNet(), [torch.empty(batch, 3, side, side, device="meta")], [masks], class_loss
+    images = torch.empty(batch, 3, side, side, device="meta")
+    return UNet(), (images, masks), supervised(class_loss)
 
 
-def _resnet110(side: int, batch: int) -> tuple[nn.Module, list[Tensor], list[Tensor], object]:
+def _resnet110(side: int, batch: int) -> tuple[nn.Module, tuple[Tensor, ...], object]:
     """Return ResNet-110 with images and labels on the device "meta", without memory."""
     classes = torch.zeros(batch, dtype=torch.long, device="meta")
-    return (
-        CifarResNet(12),  # depth 9 * 12 + 2
-        [torch.empty(batch, 3, side, side, device="meta")],
-        [classes],
-        class_loss,
-    )
+    images = torch.empty(batch, 3, side, side, device="meta")
+    return CifarResNet(12), (images, classes), supervised(class_loss)  # depth 9 * 12 + 2
 
 
 def unet1024(batch: int = 8) -> object:

@@ -63,7 +63,12 @@ def train(model: nn.Module, x: Tensor) -> Any:
     }
     settings: dict[str, Any] = {"backend": "gloo"} if RANKS > 1 else {}
     return raddle.parallelize(
-        copy.deepcopy(model), sgd, plan=Plan(tiles, RANKS), graph=graph, device="cuda:0", **settings
+        copy.deepcopy(model),
+        sgd,
+        plan=Plan(tiles, RANKS, optimizer="momentum"),
+        graph=graph,
+        device="cuda:0",
+        **settings,
     )
 
 

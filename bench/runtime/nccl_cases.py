@@ -145,7 +145,8 @@ def _tilings(ranks: int) -> Iterator[Case]:
 
 def _plan(graph: Graph, tiles: Mapping[str, Tiling], ranks: int, **settings: object) -> Plan:
     # Small buckets and slices: there are several of each.
-    return Plan(tiles, ranks, **{"bn": "global", "bucket": 4096, **settings})  # type: ignore[arg-type]
+    fixed = {"bn": "global", "bucket": 4096, "optimizer": "momentum"}  # that of nccl_equal.py
+    return Plan(tiles, ranks, **fixed | settings)  # type: ignore[arg-type]
 
 
 def _data(graph: Graph, ranks: int, *, sync: str) -> Plan:
