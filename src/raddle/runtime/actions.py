@@ -182,7 +182,8 @@ class ShardedBlock(NamedTuple):
 
     devices: tuple[int, ...]  # that take part
     regions: tuple[ShardedRegion, ...]
-    dtype: torch.dtype
+    gather_dtype: torch.dtype  # of the buffer in which parameters are gathered
+    reduce_dtype: torch.dtype  # of the buffer in which gradients are summed
     shard_elements: int  # of one device's part of the buffer
     # HSDP: this rank and those with the same shards in other groups; else ()
     replicas: tuple[int, ...]

@@ -164,6 +164,7 @@ class Executor:
 
         tensor_of: returns the tensor of a slot; parameter_sync: another executor's, to be shared.
         """
+        originals: dict[int, Tensor] = {}  # parameters that are in another dtype than the module's
         for source in self.rank_actions.sources:
             if source.role in ("input", "seed"):
                 continue
@@ -175,18 +176,27 @@ class Executor:
             else:
                 tensor = tensor_of(source).to(self.place)
             if source.role == "parameter":
-                tensor = torch.nn.Parameter(tensor.detach())
+                dtype = self.rank_actions.parameter_dtypes.get(source.slot, tensor.dtype)
+                if tensor.dtype != dtype:
+                    originals[source.slot] = tensor
+                tensor = torch.nn.Parameter(tensor.detach().to(dtype))
             self.slots[source.slot] = tensor
         if (
             isinstance(self.parameter_updater, SlicedParameterUpdater)
             and parameter_sync is not None
         ):
             self.parameter_updater.parameter_sync = parameter_sync
-        self.parameter_updater.load()
+        self.parameter_updater.load(originals)
 
     def parameters(self) -> list[tuple[SlotSource, torch.nn.Parameter]]:
-        """Returns all parameter regions of this rank, each with the source that names its box."""
-        return [(s, self.slots[s.slot]) for s in self.rank_actions.sources_with_role("parameter")]
+        """Returns all parameter regions of this rank, each with the source that names its box.
+
+        Where a parameter has master weights (parameter_updater.py), it returns these.
+        """
+        return [
+            (s, self.parameter_updater.master(s.slot))
+            for s in self.rank_actions.sources_with_role("parameter")
+        ]
 
     def updated_parameters(self) -> list[tuple[SlotSource, torch.nn.Parameter]]:
         """Returns the parameters, or slices or shards of them, that the optimizer of this rank updates."""

@@ -110,7 +110,7 @@ class TrainingState:
         with torch.no_grad():
             for source, tensor in _pair_with_sources(sources, pieces):
                 if source.role == "parameter":
-                    executor.slots[source.slot].copy_(tensor)
+                    executor.parameter_updater.write(source.slot, tensor)
                 else:  # buffers and frozen parameters are replaced, never written
                     executor.slots[source.slot] = tensor.clone()
         if executor.parameter_sync is not None:

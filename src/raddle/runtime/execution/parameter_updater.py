@@ -9,11 +9,11 @@ the parameters that it reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raddle.runtime.actions import (
     Bucket,
@@ -48,10 +48,17 @@ class ParameterUpdater:
         # Slot -> its gradient, a view of a bucket buffer
         self._bucket_views: dict[int, Tensor] = {}
         self._pending_sums: list[Pending] = []  # all-reduces in flight
+        # Slot of a parameter that is in a narrower dtype than the module's -> the weights in the module's
+        # dtype, which the optimizer updates. Other parameters are their own master weights.
+        self.masters: dict[int, nn.Parameter] = {}
         self.optimizer_step: Callable[[], None] = lambda: None  # set by the executor
 
-    def load(self) -> None:
-        """Makes the buffers of the buckets; called when parameters are in their slots."""
+    def load(self, originals: Mapping[int, Tensor]) -> None:
+        """Makes master weights, and buffers of the buckets; called when parameters are in their slots.
+
+        originals: slot of a parameter -> its values in the module's dtype, if the slot has another dtype.
+        """
+        self._make_masters(originals)
         if self.bucket_buffers:
             return
         for bucket in self.buckets:
@@ -80,6 +87,40 @@ class ParameterUpdater:
     def weight_uses(self) -> list[WeightUse]:
         """Returns the log of used weight versions; empty unless steps overlap."""
         return []
+
+    # -- master weights --------------------------------------------------------------------------------
+
+    def _make_masters(self, originals: Mapping[int, Tensor]) -> None:
+        """Makes the master weights of the parameters that this rank updates; originals: as in `load`."""
+        self.masters |= {
+            slot: nn.Parameter(originals[slot].detach().clone())
+            for slot in self.updated_slots
+            if slot in originals
+        }
+
+    def master(self, slot: int) -> nn.Parameter:
+        """Returns the parameter that the optimizer updates: the master weights, if a slot has them."""
+        parameter: nn.Parameter = self.masters.get(slot, self.store.slots[slot])
+        return parameter
+
+    def write(self, slot: int, tensor: Tensor) -> None:
+        """Gives a parameter, and its master weights, new values."""
+        with torch.no_grad():
+            self.store.slots[slot].copy_(tensor)
+            if slot in self.masters:
+                self.masters[slot].copy_(tensor)
+
+    def _step_optimizer(self, slots: Sequence[int], gradients: Sequence[Tensor]) -> None:
+        """Lets the optimizer update the parameters in these slots, each with its gradient."""
+        for slot, gradient in zip(slots, gradients, strict=True):
+            parameter = self.master(slot)
+            parameter.grad = gradient.to(parameter.dtype)
+        self.optimizer_step()
+        for slot in slots:
+            self.master(slot).grad = None
+            if slot in self.masters:
+                with torch.no_grad():
+                    self.store.slots[slot].copy_(self.masters[slot])
 
     # -- called by Segments ----------------------------------------------------------------------------
 
@@ -149,13 +190,13 @@ class ParameterUpdater:
         for pending in self._pending_sums:
             pending.wait()
         self._pending_sums.clear()
+        gradients = []
         for slot in self.updated_slots:
-            if slot not in store.with_gradient:  # no operator here reads this region
-                store.grads[slot] = torch.zeros_like(store.slots[slot])
-            store.slots[slot].grad = store.grads[slot]
-        self.optimizer_step()
+            gradient = store.grads[slot] if slot in store.with_gradient else None
+            # None: no operator here reads this region
+            gradients.append(torch.zeros_like(store.slots[slot]) if gradient is None else gradient)
+        self._step_optimizer(self.updated_slots, gradients)
         for slot in self.updated_slots:
-            store.slots[slot].grad = None
             store.clear_gradient(slot)
 
 

@@ -10,7 +10,7 @@ block is some operators whose parameters share a buffer; ShardedBlock (actions.p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -56,11 +56,28 @@ class ShardedParameterUpdater(ParameterUpdater):
         # -1 minus the number of its block.
         self._gathers: dict[int, _PendingGather] = {}
 
-    def load(self) -> None:
-        """Makes the views that the optimizer updates; called when parameters are in their slots."""
+    def load(self, originals: Mapping[int, Tensor]) -> None:
+        """Makes ZeRO-2's shards, which the optimizer updates; called when parameters are in their slots.
+
+        A shard is a view of the parameter or, if the parameter is in a narrower dtype than the module's, a
+        tensor of its own in the module's dtype: the master weights.
+        """
         slots = self.store.slots
         for view in self.views:
-            slots[view.source.slot] = nn.Parameter(slots[view.slot].detach()[view.rows])
+            original = originals.get(view.slot)
+            slots[view.source.slot] = nn.Parameter(
+                slots[view.slot].detach()[view.rows]
+                if original is None
+                else original.detach()[view.rows].clone()
+            )
+        self._make_masters(originals)  # of parameters that no other rank has
+
+    def write(self, slot: int, tensor: Tensor) -> None:
+        super().write(slot, tensor)
+        with torch.no_grad():
+            for view in self.views:
+                if view.slot == slot:
+                    self.store.slots[view.source.slot].copy_(tensor[view.rows])
 
     def begin(self, *, updating: bool) -> None:
         self._updating = updating
@@ -97,7 +114,7 @@ class ShardedParameterUpdater(ParameterUpdater):
     def start_reduce_scatter(self, action: StartReduceScatter) -> None:
         """Packs the gradients of a block and starts to sum them; a missing gradient counts as zero."""
         block, store = self.blocks[action.block], self.store
-        full = self._new_buffer(block, len(block.devices))
+        full = self._new_buffer(block, len(block.devices), block.reduce_dtype)
         parts = full.view(len(block.devices), -1)  # one row for each device
         for region in block.regions:
             gradient = store.grads[region.slot]
@@ -107,7 +124,7 @@ class ShardedParameterUpdater(ParameterUpdater):
             else:
                 _write_parts(shards, gradient)
             store.clear_gradient(region.slot)
-        shard = self._new_buffer(block, 1)
+        shard = self._new_buffer(block, 1, block.reduce_dtype)
         # MOST_SCATTERS may be in flight at once, as each keeps the gradients of its block in memory.
         while len(self._pending_scatters) >= MOST_SCATTERS:
             self._await_oldest_scatter()
@@ -139,12 +156,12 @@ class ShardedParameterUpdater(ParameterUpdater):
         if not (self.zero3 or self._updating):
             return
         block, slots = self.blocks[action.block], self.store.slots
-        shard = self._new_buffer(block, 1)
+        shard = self._new_buffer(block, 1, block.gather_dtype)
         for region in block.regions:
-            if region.shard_slot >= 0:
+            if region.shard_slot >= 0:  # the assignment casts to the dtype of the gather
                 rows = slots[region.shard_slot].detach().reshape(-1)
                 shard[region.offset : region.offset + rows.numel()] = rows
-        full = self._new_buffer(block, len(block.devices))
+        full = self._new_buffer(block, len(block.devices), block.gather_dtype)
         pending = self.transport.shards.all_gather(
             block.devices, action.tag, shard, full, action.label
         )
@@ -160,20 +177,22 @@ class ShardedParameterUpdater(ParameterUpdater):
         for pending in self._pending_replica_sums:
             pending.wait()
         self._pending_replica_sums.clear()
+        gradients: dict[int, Tensor] = {}  # by slot
         for number, sums in self._sums.items():
             for region in self.blocks[number].regions:
                 if region.shard_slot >= 0:
                     shard = store.slots[region.shard_slot]
-                    shard.grad = sums[region.offset : region.offset + shard.numel()].view_as(shard)
+                    rows = sums[region.offset : region.offset + shard.numel()]
+                    gradients[region.shard_slot] = rows.view_as(shard)
         self._sums.clear()
         for slot in self.updated_slots:
-            parameter = store.slots[slot]
-            if parameter.grad is None:  # no other rank has it, or no operator reads it
+            if slot not in gradients:  # no other rank has it, or no operator reads it
                 gradient = store.grads[slot]
-                parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient
-        self.optimizer_step()
+                gradients[slot] = (
+                    torch.zeros_like(store.slots[slot]) if gradient is None else gradient
+                )
+        self._step_optimizer(self.updated_slots, [gradients[s] for s in self.updated_slots])
         for slot in self.updated_slots:
-            store.slots[slot].grad = None
             store.clear_gradient(slot)
 
     def _finish(self, gather: _PendingGather) -> None:
@@ -196,9 +215,9 @@ class ShardedParameterUpdater(ParameterUpdater):
         for slot in [s for s, pending in self._gathers.items() if pending is gather]:
             del self._gathers[slot]
 
-    def _new_buffer(self, block: ShardedBlock, parts: int) -> Tensor:
+    def _new_buffer(self, block: ShardedBlock, parts: int, dtype: torch.dtype) -> Tensor:
         """Returns a flat buffer for so many parts of a block. It is zero, as padding is sent too."""
-        return torch.zeros(parts * block.shard_elements, dtype=block.dtype, device=self.store.place)
+        return torch.zeros(parts * block.shard_elements, dtype=dtype, device=self.store.place)
 
 
 class _PendingGather:
