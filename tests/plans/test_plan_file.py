@@ -14,6 +14,7 @@ from random_plans import random_plan
 from small_models import MODELS, make_plan, mlp, small
 
 from raddle.errors import InputError
+from raddle.plans.optimizers import OPTIMIZERS
 from raddle.plans.plan import DROPOUT_KINDS
 from raddle.plans.plan_file import from_dict, read, save, to_dict
 
@@ -40,7 +41,8 @@ from raddle.plans.plan_file import from_dict, read, save, to_dict
     ),
     microbatches=st.integers(1, 4),
     steps=st.integers(1, 3),
-    optimizer=st.sampled_from(["sgd", "adam"]),
+    optimizer=st.sampled_from(list(OPTIMIZERS)),
+    precision=st.sampled_from(["float32", "tf32", "bf16", "fp16", "bf16:pure"]),
     predicted=st.dictionaries(
         st.text(max_size=5), st.integers(-(2**63) + 1, 2**63 - 1) | st.booleans()
     ),

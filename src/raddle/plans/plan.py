@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raddle.graph.graph import Graph
+from raddle.plans.precision import DEFAULT as DEFAULT_PRECISION
+from raddle.plans.precision import Precision, read_precision
 from raddle.plans.sync import Sync, read_sync
 from raddle.plans.tiling import Tiling
 
@@ -60,8 +62,9 @@ class Plan:
     model: str = ""  # its name, or the file and function that make it
     fingerprint: str = ""  # hash of the graph that the plan was made for
     batch: int = 0  # samples of a step, on all devices together
-    dtype: str = "float32"
-    optimizer: str = "sgd"
+    dtype: str = "float32"  # of the captured model
+    precision: str = DEFAULT_PRECISION  # in which it is trained (plans/precision.py)
+    optimizer: str = "sgd"  # plans/optimizers.py
     cluster: Mapping[str, Any] | None = None  # description of the cluster, as in a cluster file
     method: str = ""  # the search that found the plan
     inputs: tuple[Mapping[str, Any], ...] = ()  # of a micro-batch; see `describe_inputs`
@@ -72,6 +75,11 @@ class Plan:
     def parsed_sync(self) -> Sync:
         """The sync kind and its options, parsed from `sync`."""
         return read_sync(self.sync)
+
+    @property
+    def parsed_precision(self) -> Precision:
+        """The precision and its options, parsed from `precision`."""
+        return read_precision(self.precision)
 
     @property
     def server(self) -> int | None:

@@ -31,7 +31,10 @@ _PLAIN_KEYS = (
     "parameters", "predicted",
 )  # fmt: skip
 # Keys that older files lack, with their defaults.
-_OPTIONAL_KEYS = {"stages": (), "schedule": "", "workers": (), "order": (), "dropout": "native"}
+_OPTIONAL_KEYS = {
+    "stages": (), "schedule": "", "workers": (), "order": (), "dropout": "native",
+    "precision": "float32",
+}  # fmt: skip
 
 # The largest counts that can be lowered to a program in a reasonable time.
 _COUNT_LIMITS = {"devices": 65_536, "microbatches": 4096, "steps": 4096, "batch": 2**31}
@@ -51,6 +54,7 @@ def to_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
         "raddle": VERSION,
         **{name: getattr(plan, name) for name in _PLAIN_KEYS},
         "dropout": plan.dropout,
+        "precision": plan.precision,
         "recompute": [list(block) for block in plan.recompute],
         "inputs": list(plan.inputs),
         "stages": [list(stage) for stage in plan.stages],
@@ -100,7 +104,7 @@ def _defects(data: dict[str, Any]) -> Iterator[str]:
         yield f"workers is {short(data['workers'])}, not a list of lists of devices"
     if not _is_list_of_lists([data.get("order", [])], int):
         yield f"order is {short(data['order'])}, not a list of numbers of slices"
-    for name in ("schedule", "dropout"):
+    for name in ("schedule", "dropout", "precision"):
         if not isinstance(data.get(name, ""), str):
             yield f"{name} is {short(data[name])}, not a text"
     for name in _TEXT_KEYS:
@@ -186,7 +190,7 @@ def from_dict(data: dict[str, Any], graph: Graph) -> Plan:
     for name in ("stages", "workers"):
         fields[name] = tuple(tuple(row) for row in optional[name])
     fields["schedule"], fields["order"] = optional["schedule"], tuple(optional["order"])
-    fields["dropout"] = optional["dropout"]
+    fields["dropout"], fields["precision"] = optional["dropout"], optional["precision"]
     plan = Plan(tiles={}, **fields)
     if plan.fingerprint and plan.fingerprint != graph.fingerprint():
         validate(plan, graph)  # raises: a clearer error than tiles that do not fit another graph

@@ -15,6 +15,7 @@ from raddle.graph.box import covers, disjoint
 from raddle.graph.graph import Graph, Op
 from raddle.plans.pipelining import stage_of, validate_stages
 from raddle.plans.plan import BN_SCOPES, DROPOUT_KINDS, Plan, parameter_shapes
+from raddle.plans.precision import DTYPES, GATHER, REDUCE
 from raddle.plans.sync import check_wire_dtype
 from raddle.plans.tiling import Grid, Tiling
 
@@ -64,6 +65,7 @@ def validate_settings(plan: Plan) -> None:
         raise InputError(
             f"dropout is {quote(plan.dropout)}: choose one of {', '.join(DROPOUT_KINDS)}."
         )
+    _validate_precision(plan)
     server = plan.server
     if server is not None and server >= plan.devices:
         raise InputError(
@@ -75,6 +77,22 @@ def validate_settings(plan: Plan) -> None:
     if plan.bucket < 0:
         raise InputError(f"buckets have {plan.bucket} bytes: use 0 (one per parameter) or more.")
     _validate_order(plan)
+
+
+def _validate_precision(plan: Plan) -> None:
+    """Raises InputError if the precision cannot be read, or has options that the sync kind cannot use."""
+    precision, sync = plan.parsed_precision, plan.parsed_sync
+    options = [
+        f"{option}{name}"
+        for option, dtype in ((GATHER, precision.gather), (REDUCE, precision.reduce))
+        for name in DTYPES
+        if DTYPES[name] == dtype
+    ]
+    if options and not sync.shards:
+        raise InputError(
+            f"precision is {quote(plan.precision)}, but sync {quote(plan.sync)} shards no parameters: "
+            f"leave {options[0]} out, or use sharded or sharded:parameters."
+        )
 
 
 def _difference(plan: Plan, graph: Graph) -> str:
