@@ -44,7 +44,7 @@ def test_a_step_is_the_plain_modules(name: str) -> None:
     tiles = read_tiles(graph, "".join(f"{op.name}: @0\n" for op in graph.ops))
     trainer = raddle.parallelize(
         work.model, Plan(tiles, devices=1, bn="local"), lambda p: torch.optim.SGD(p, lr=0.1),
-        graph=graph, loss=work.loss, device="cpu", autocast=torch.bfloat16, compile=False,
+        graph=graph, loss=work.loss, device="cpu", precision="bf16", compile=False,
     )  # fmt: skip
     step_bytes = saved_bytes(lambda: losses.append(trainer.step(*work.inputs, *work.targets)))
     trainer.close()

@@ -58,7 +58,9 @@ from raddle.runtime.execution.segments import Segments
 from raddle.runtime.execution.sharded_parameter_updater import ShardedParameterUpdater
 from raddle.runtime.execution.sliced_parameter_updater import SlicedParameterUpdater
 from raddle.runtime.execution.store import Store
+from raddle.runtime.execution.tf32 import tf32_products
 from raddle.runtime.greedy import run_greedily
+from raddle.runtime.loss_scaler import LossScaler
 from raddle.runtime.parameter_sync import ParameterSync
 from raddle.transport.base import Transport
 
@@ -73,7 +75,7 @@ class Executor:
     """Carries out the actions of one rank: each kind of action goes to one part (execution/).
 
     place: the torch device that this rank computes on; seed: of random numbers such as dropout masks;
-    autocast: the dtype of mixed precision; functions: the functions of calls, if they are to be compiled.
+    functions: the functions of calls, if they are to be compiled; scaler: scales the loss, with fp16.
     """
 
     def __init__(
@@ -83,8 +85,8 @@ class Executor:
         *,
         place: torch.device | str = "cpu",
         seed: int = 0,
-        autocast: torch.dtype | None = None,
         functions: CompiledFunctions | None = None,
+        scaler: LossScaler | None = None,
     ) -> None:
         self.program, self.transport = program, transport
         functions = functions or CompiledFunctions()
@@ -95,14 +97,16 @@ class Executor:
             share=None if functions.mode is None else functions.share,
         )
         self.store = Store(rank_actions.shapes, torch.device(place), rank_actions.gathered)
-        self.losses = Losses(program, transport, self.store)
+        self.losses = Losses(program, transport, self.store, scaler)
         self.parameter_updater = _make_updater(program, rank_actions, transport, self.store)
+        precision = program.plan.parsed_precision
+        self.uses_tf32 = precision.tf32_products and self.store.place.type == "cuda"
         self.segments = Segments(
             self.store,
             self.parameter_updater,
             functions,
             seed_of=lambda key: self.input_feeder.seed_of(key),
-            autocast=autocast,
+            autocast=precision.autocast,
             single_microbatch=program.plan.microbatches == 1,
         )
         steps = rank_actions.by_step() if is_greedy(program.plan) else {0: rank_actions.actions}
@@ -244,7 +248,8 @@ class Executor:
         handlers = (
             self._handlers if update else {**self._handlers, **dict.fromkeys(UPDATE_ACTIONS, _skip)}
         )
-        self._run_all(partial(self._run_in_order, handlers))
+        with tf32_products(enabled=self.uses_tf32):
+            self._run_all(partial(self._run_in_order, handlers))
         self.messages.finish()
         losses = self.losses.wait()
         self.transport.check()  # raises if another rank has failed

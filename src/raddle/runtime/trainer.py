@@ -24,6 +24,7 @@ from raddle.graph.graph import Graph
 from raddle.plans import plan_file
 from raddle.plans.pipelining import is_asynchronous, micro_batch_graph, plan_for_running
 from raddle.plans.plan import Plan
+from raddle.plans.precision import Precision
 from raddle.plans.validation import validate_settings
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
@@ -31,6 +32,7 @@ from raddle.program.program import Program
 from raddle.runtime.capture_for_plan import capture_for_plan
 from raddle.runtime.evaluation import Evaluation
 from raddle.runtime.execution.compiled_functions import CompiledFunctions, compile_mode
+from raddle.runtime.loss_scaler import make_scaler
 from raddle.runtime.optimizer_step import MakeOptimizer, OptimizerStep, make_optimizer
 from raddle.runtime.setup import Setup
 from raddle.runtime.state import TrainingState, initialise_slots
@@ -53,7 +55,7 @@ def parallelize(
     seed: int = 0,
     accumulate: int = 1,
     clip_norm: float | None = None,
-    autocast: torch.dtype | None = None,
+    precision: str | None = None,
     compile: bool | str = "auto",
     dropout: str | None = None,
     check_finite: bool = False,
@@ -72,7 +74,8 @@ def parallelize(
     device, backend: of torch and torch.distributed; None: chosen automatically.
     accumulate: number of steps whose gradients are added before an update.
     clip_norm: limit of the global norm of the gradients.
-    autocast: dtype for mixed precision, for example torch.bfloat16. Forwards run under torch.autocast.
+    precision: instead of the plan's: "float32", "tf32", "bf16", "fp16" or "bf16:pure" (plans/precision.py).
+        With bf16 and fp16, forwards run under torch.autocast.
     compile: True, False, "max-autotune" (a mode of torch.compile) or "auto": compile on GPUs.
     dropout: of attention, instead of the plan's. "native": dropout of PyTorch's fused kernel; the masks
         depend on the plan. "exact": masks that do not depend on the plan; slower, and needs more memory.
@@ -93,13 +96,11 @@ def parallelize(
     place = _place(device)
     if accumulate < 1:
         raise InputError(f"accumulate is {accumulate}: it needs at least one step.")
-    if autocast is not None:
-        warn_of_emulation(autocast, place)
     transport = transport or join(place, backend, timeout)
     try:
         return _trainer(
             model, plan, optimizer, transport, place, loss=loss, graph=graph, dropout=dropout, seed=seed,
-            accumulate=accumulate, clip_norm=clip_norm, autocast=autocast, check_finite=check_finite,
+            accumulate=accumulate, clip_norm=clip_norm, precision=precision, check_finite=check_finite,
             functions=CompiledFunctions(compile_mode(compile, place)),
         )  # fmt: skip
     except BaseException as error:
@@ -109,7 +110,7 @@ def parallelize(
 
 def _trainer(
     model: nn.Module, plan: Any, optimizer: MakeOptimizer, transport: Transport, place: torch.device,
-    *, loss: Any, graph: Graph | None, dropout: str | None, **settings: Any,
+    *, loss: Any, graph: Graph | None, dropout: str | None, precision: str | None, **settings: Any,
 ) -> Trainer:  # fmt: skip
     """Returns a trainer: checks the plan against ranks and module, and lowers it to a program."""
     plan_or_content = plan if isinstance(plan, Plan | Mapping) else plan_file.read(plan)
@@ -132,9 +133,14 @@ def _trainer(
         if isinstance(plan_or_content, Plan)
         else plan_file.from_dict(dict(plan_or_content), graph)
     )
-    if dropout is not None:
-        parsed_plan = replace(parsed_plan, dropout=dropout)
+    if dropout is not None or precision is not None:
+        parsed_plan = replace(
+            parsed_plan,
+            dropout=dropout or parsed_plan.dropout,
+            precision=precision or parsed_plan.precision,
+        )
         validate_settings(parsed_plan)
+    warn_of_emulation(parsed_plan.parsed_precision, place)
     # plan_for_running changes only plan.steps, the number of steps in the program: 1 or, where steps
     # overlap, many. Longer trainings run the program again and again.
     program = lower(graph, plan_for_running(parsed_plan))
@@ -142,16 +148,16 @@ def _trainer(
     return Trainer(model, program, optimizer, transport, place, loss=loss, **settings)
 
 
-def warn_of_emulation(autocast: torch.dtype, place: torch.device) -> None:
-    """Warns if a GPU has no units for the dtype of mixed precision; it computes all the same."""
+def warn_of_emulation(precision: Precision, place: torch.device) -> None:
+    """Warns if a GPU has no units for the dtype of a precision; it computes all the same."""
     if (
-        autocast == torch.bfloat16
+        precision.low_dtype == torch.bfloat16
         and place.type == "cuda"
         and not torch.cuda.is_bf16_supported(including_emulation=False)
     ):
         warnings.warn(
-            "this GPU only emulates bfloat16, which is slow: pass autocast=torch.float16, or None.",
-            stacklevel=3,
+            "this GPU only emulates bfloat16, which is slow: pass precision='fp16' or 'float32'.",
+            stacklevel=4,
         )
 
 
@@ -187,7 +193,6 @@ class Trainer:
         seed: int = 0,
         accumulate: int = 1,
         clip_norm: float | None = None,
-        autocast: torch.dtype | None = None,
         functions: CompiledFunctions | None = None,
         check_finite: bool = False,
     ) -> None:
@@ -197,7 +202,8 @@ class Trainer:
                 "be clipped by their norm, nor accumulated over steps; use a schedule with a flush."
             )
         self.setup = setup = Setup(
-            model, program, transport, place, loss, autocast, functions or CompiledFunctions()
+            model, program, transport, place, loss, functions or CompiledFunctions(),
+            make_scaler(program, transport, place),
         )  # fmt: skip
         self.model, self.program, self.transport, self.rank = model, program, transport, setup.rank
         self.steps = 0  # number of steps so far
@@ -291,11 +297,15 @@ class Trainer:
 
         "state": the full optimizer state by parameter name; "param_groups": the options of the optimizer,
         with current learning rates and with parameter names; "steps" and "seed": dropout masks depend on
-        them.
+        them; "scaler": the factor of the loss, with fp16.
         """
         self._refuse_unfinished(self.steps)
         saved = self.state.optimizer_state()
-        return {**saved, "steps": self.steps, "seed": self.executor.input_feeder.seed}
+        scaler = self.setup.scaler
+        return {
+            **saved, "steps": self.steps, "seed": self.executor.input_feeder.seed,
+            **({} if scaler is None else {"scaler": scaler.state_dict()}),
+        }  # fmt: skip
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the result of `optimizer_state_dict`, to continue a run; the plan may be another one."""
@@ -307,6 +317,8 @@ class Trainer:
             )
         self._refuse_unfinished(state["steps"])
         self.state.load_optimizer_state(state)
+        if self.setup.scaler is not None and "scaler" in state:
+            self.setup.scaler.load_state_dict(state["scaler"])
         self.steps = state["steps"]
         self.step_runner.set_seed(state["seed"])
 

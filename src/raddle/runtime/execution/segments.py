@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from raddle.runtime.autograd_leaves import make_leaf
 from raddle.runtime.execution.compiled_functions import CompiledFunctions
 from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.execution.random_generator import generator_seed, seeded_generator
+from raddle.runtime.execution.split_backward import SplitCall
 from raddle.runtime.execution.store import Store
 
 
@@ -49,6 +51,8 @@ class Segments:
         self._forward_arguments: dict[int, list[Any]] = {}
         # Split backwards: call number -> edges and result gradients of phase "B", for phase "W".
         self._used_gradients: dict[int, tuple[list[Any], list[Tensor]]] = {}
+        # Compiled split backwards: call number -> what their phases need.
+        self._split: dict[int, _SavedForPhases] = {}
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """Returns the context in which functions run forward: autocast, if the user asked for it."""
@@ -83,6 +87,13 @@ class Segments:
         gathered_memory = self.store.gathered.storage_addresses(call.weights)
         # Without gradients, PyTorch may choose another attention kernel, which would draw other masks. So
         # the first forward of a recomputed call with native dropout runs as the second one does.
+        split = None
+        if builds_graph and call.split_backward:
+            every = [*inputs, *arguments, *call.numbers]
+            split = self.functions.split_call(call, self.autocast, every)
+        if split is not None:
+            builds_graph = False  # each phase of the backward is a function of its own
+            self._split[call.number] = _SavedForPhases(split, [v.detach() for v in every], weights)
         if builds_graph or (call.recompute and call.random_stream):
             pairs = [make_leaf(value) for value in inputs]
             leaves, inputs = [leaf for leaf, _ in pairs], [value for _, value in pairs]
@@ -117,7 +128,9 @@ class Segments:
     def backward(self, action: Backward) -> None:
         """Runs the backward of a call, or one phase of it."""
         if action.call.backward:
-            if action.phase == "W":
+            if action.call.number in self._split:
+                self._run_phase(action.call, action.phase)
+            elif action.phase == "W":
                 self._weight_gradients(action.call)
             else:
                 self._run_backward(action.call)
@@ -154,6 +167,33 @@ class Segments:
                     store.add_gradient(slot, gradient)
         if not call.split_backward:
             self.updater.release_weights(call, weights)
+
+    def _run_phase(self, call: Call, phase: str) -> None:
+        """Runs a phase of a compiled split backward: "B" for activations, "W" for weights, the last one."""
+        saved, store = self._split[call.number], self.store
+        if saved.gradients is None:  # phase "B" or, if there is none, "W"
+            taken = [store.take_gradient(call.results[r]) for r in saved.split.results]
+            saved.gradients = [
+                torch.zeros(store.shapes[call.results[r]], dtype=dtype, device=store.place)
+                if gradient is None
+                else gradient
+                for r, dtype, gradient in zip(
+                    saved.split.results, saved.split.dtypes, taken, strict=True
+                )
+            ]
+            saved.has_gradient = any(gradient is not None for gradient in taken)
+        gradients: tuple[Tensor, ...] = ()
+        if saved.has_gradient:
+            with torch.no_grad():
+                run = self.functions.phase(saved.split, phase)
+                gradients = run(saved.gradients, *saved.arguments)
+        if phase == "W":
+            self.updater.accumulate(call, gradients)
+            self.updater.release_weights(call, saved.weights)
+            del self._split[call.number]
+        else:
+            for slot, gradient in zip(call.differentiable, gradients, strict=False):
+                store.add_gradient(slot, gradient)
 
     def _weight_gradients(self, call: Call) -> None:
         """Runs phase "W": computes gradients of weights only. Phase "B", if there is one, ran before."""
@@ -210,6 +250,17 @@ class Segments:
                 edges_with_gradient.append(edge)
                 gradients.append(gradient)
         return edges_with_gradient, gradients
+
+
+@dataclass
+class _SavedForPhases:
+    """What the phases of a compiled split backward need."""
+
+    split: SplitCall
+    arguments: list[Tensor]  # of the forward
+    weights: list[Tensor]  # those of them that are weights, as `weights_for` gave them
+    gradients: list[Tensor] | None = None  # of the results; None: no phase has run
+    has_gradient: bool = False  # whether any result has a gradient
 
 
 def _storage_address(tensor: Tensor) -> int:

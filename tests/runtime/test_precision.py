@@ -1,0 +1,244 @@
+"""Training in the plan's precision: as precise as plain PyTorch's mixed precision, for every sync kind."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from ranks import on_threads
+from torch import Tensor, nn
+
+import raddle
+from raddle.errors import InputError
+from raddle.plans.notation import read_tiles
+from raddle.plans.plan import Plan
+from raddle.runtime.trainer import Trainer
+
+LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+STEPS, SEEDS = 2, range(3)
+MOST = 1.1  # by which the error may exceed plain PyTorch's
+SYNCS = [
+    "allreduce",
+    "sharded",
+    "sharded:parameters",
+    "sharded,group=2",
+    "ps",
+    "ps:one",
+    "p3",
+    "p3:collective",
+]
+loss = nn.functional.cross_entropy
+
+
+def model_and_batches() -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
+    model = nn.Sequential(
+        nn.Linear(12, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)
+    )  # fmt: skip
+    return model, [(torch.randn(16, 12), torch.randint(4, (16,))) for _ in range(STEPS)]
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.2, momentum=0.9)
+
+
+def plain(model: nn.Module, batches: Iterable[Sequence[Tensor]], precision: str) -> nn.Module:
+    """Trains as people write it: under autocast, or with a bfloat16 copy of float32 master weights."""
+    model = copy.deepcopy(model)
+    low = LOW.get(precision)
+    compute = copy.deepcopy(model).bfloat16() if precision == "bf16:pure" else model
+    optimizer = sgd(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16")
+    for x, y in batches:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=low, enabled=low is not None):
+            value = loss(compute(x.to(next(compute.parameters()).dtype)), y)
+        pairs = list(zip(model.parameters(), compute.parameters(), strict=True))
+        for _, p in pairs:
+            p.grad = None
+        scaler.scale(value).backward()
+        for master, p in pairs:
+            assert p.grad is not None
+            master.grad = p.grad.to(master.dtype)
+        scaler.step(optimizer)
+        scaler.update()
+        with torch.no_grad():
+            for master, p in pairs:
+                p.copy_(master)
+    return model
+
+
+def plan_of(graph: Any, ranks: int, **more: Any) -> Plan:
+    """Data parallelism."""
+    devices = ",".join(map(str, range(ranks)))
+    split = f"n/{ranks} @{devices}" if ranks > 1 else "@0"
+    tiles = read_tiles(graph, "".join(f"{op.name}: {split}\n" for op in graph.ops))
+    return Plan(tiles, ranks, **more)
+
+
+def train(
+    model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], ranks: int, **more: Any
+) -> tuple[dict[str, Tensor], list[Trainer]]:
+    """Trains on threads; returns the state of the module, and the closed trainers."""
+    x, y = batches[0]
+    graph = raddle.capture(model, [x], targets=[y], loss=loss)
+    trainers = []
+
+    def work(trainer: Trainer) -> dict[str, Tensor]:
+        trainers.append(trainer)
+        for batch in batches:
+            trainer.step(*batch)
+        return trainer.state_dict()
+
+    states = on_threads(
+        ranks, work, model, plan_of(graph, ranks, **more), sgd, graph=graph, loss=loss
+    )
+    for state in states[1:]:
+        for name, tensor in state.items():
+            assert torch.equal(tensor, states[0][name])
+    return states[0], trainers
+
+
+def error(state: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
+    return sum(float((state[name].double() - t).square().sum()) for name, t in exact.items())
+
+
+def check(ranks: int, precision: str, sync: str) -> None:
+    """Compares the squares of the errors, summed over seeds: one run's error is partly luck."""
+    ours = theirs = 0.0
+    for seed in SEEDS:
+        torch.manual_seed(seed)
+        model, batches = model_and_batches()
+        doubled = [(x.double(), y) for x, y in batches]
+        exact = dict(plain(copy.deepcopy(model).double(), doubled, "float64").named_parameters())
+        state, _ = train(model, batches, ranks, precision=precision, sync=sync)
+        assert all(t.dtype == torch.float32 for t in state.values())
+        ours += error(state, exact)
+        theirs += error(
+            dict(plain(model, batches, precision.split(",")[0]).named_parameters()), exact
+        )
+    assert 0 < ours <= MOST**2 * theirs
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_autocast_is_as_precise_as_plain(precision: str, sync: str) -> None:
+    check(2, precision, sync)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_one_rank_has_the_bits_of_plain(precision: str) -> None:
+    torch.manual_seed(0)
+    model, batches = model_and_batches()
+    state, _ = train(model, batches, 1, precision=precision)
+    for name, parameter in plain(model, batches, precision).named_parameters():
+        assert torch.equal(state[name], parameter), name
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_step_with_infinite_gradients_is_skipped_by_all(ranks: int, fused: bool) -> None:
+    """The scale begins so high that the first steps overflow; it falls until one does not."""
+    torch.manual_seed(0)
+    model, (batch, _) = model_and_batches()
+    graph = raddle.capture(model, [batch[0]], targets=[batch[1]], loss=loss)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=0.1, fused=fused)
+
+    def work(trainer: Trainer) -> list[Any]:
+        scaler = trainer.setup.scaler
+        assert scaler is not None
+        scaler.scale.fill_(2.0**30)
+        log = []
+        for _ in range(24):
+            trainer.step(*batch)
+            state = trainer.state_dict()
+            log.append(
+                (scaler.scale.item(), all(torch.equal(state[n], t) for n, t in before.items()))
+            )
+        return [log, trainer.optimizer_state_dict()]
+
+    plan = plan_of(graph, ranks, precision="fp16")
+    results = on_threads(ranks, work, model, plan, make, graph=graph, loss=loss)
+    log, saved = results[0]
+    assert all(result[0] == log for result in results)
+    skipped = sum(unchanged for _, unchanged in log)
+    assert 0 < skipped < len(log)
+    assert log[skipped - 1][0] == 2.0 ** (30 - skipped)
+    assert saved["scaler"] == {"scale": 2.0 ** (30 - skipped), "good_steps": 24 - skipped}
+    steps = {float(entries["step"]) for entries in saved["state"].values()}
+    assert steps == {24.0 - skipped}  # the optimizer has counted no skipped step
+
+    def resume(trainer: Trainer) -> float:
+        trainer.load_optimizer_state_dict(saved)
+        assert trainer.setup.scaler is not None
+        return trainer.setup.scaler.scale.item()
+
+    assert (
+        on_threads(ranks, resume, model, plan, make, graph=graph, loss=loss)
+        == [2.0 ** (30 - skipped)] * ranks
+    )
+
+
+def test_the_scale_grows_as_torchs() -> None:
+    """The factor after every step is GradScaler's, with steps that overflow and steps that do not."""
+    torch.manual_seed(0)
+    model, batches = model_and_batches()
+    x, y = batches[0]
+    graph = raddle.capture(model, [x], targets=[y], loss=loss)
+    reference, optimizer = (
+        torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=2000),
+        None,
+    )
+    plain_model = copy.deepcopy(model)
+    optimizer = sgd(plain_model.parameters())
+
+    def work(trainer: Trainer) -> None:
+        scaler = trainer.setup.scaler
+        assert scaler is not None
+        scaler.good_steps.fill_(1998)
+        reference.load_state_dict({**reference.state_dict(), "_growth_tracker": 1998})
+        for number in range(6):
+            inputs = x * (3e38 if number == 1 else 1.0)
+            trainer.step(inputs, y)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                value = loss(plain_model(inputs), y)
+            reference.scale(value).backward()
+            reference.step(optimizer)
+            reference.update()
+            assert scaler.scale.item() == reference.get_scale()
+            if number == 1:
+                scaler.good_steps.fill_(1998)
+                reference.load_state_dict({**reference.state_dict(), "_growth_tracker": 1998})
+
+    on_threads(1, work, model, plan_of(graph, 1, precision="fp16"), sgd, graph=graph, loss=loss)
+
+
+def test_overlapping_steps_in_fp16_are_refused() -> None:
+    torch.manual_seed(0)
+    model, batches = model_and_batches()
+    with pytest.raises(InputError, match="with fp16 an update needs all gradients of a step"):
+        train(model, batches, 2, precision="fp16", schedule="threaded:2", steps=4)
+
+
+def test_precision_of_parallelize_replaces_the_plans() -> None:
+    torch.manual_seed(0)
+    model, batches = model_and_batches()
+    x, y = batches[0]
+    graph = raddle.capture(model, [x], targets=[y], loss=loss)
+
+    def planned(trainer: Trainer) -> str:
+        return trainer.plan.precision
+
+    def run(**more: Any) -> Any:
+        return on_threads(1, planned, model, plan_of(graph, 1), sgd, graph=graph, loss=loss, **more)
+
+    assert run(precision="bf16") == ["bf16"]
+    assert run() == ["float32"]
+    with pytest.raises(InputError, match="precision is 'int4': choose"):
+        run(precision="int4")
