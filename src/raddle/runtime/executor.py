@@ -106,7 +106,7 @@ class Executor:
             self.parameter_updater,
             functions,
             seed_of=lambda key: self.input_feeder.seed_of(key),
-            autocast=precision.autocast,
+            precision=precision,
             single_microbatch=program.plan.microbatches == 1,
         )
         steps = rank_actions.by_step() if is_greedy(program.plan) else {0: rank_actions.actions}
@@ -116,7 +116,7 @@ class Executor:
         }
         self.messages = Messages(receives, transport, self.store)
         feeds = (a for a in rank_actions.actions if isinstance(a, Feed))
-        self.input_feeder = InputFeeder(feeds, self.store, seed)
+        self.input_feeder = InputFeeder(feeds, self.store, seed, precision)
         self.optimizer_step: Callable[[], None] = lambda: None  # set by the trainer
         self.parameter_updater.optimizer_step = lambda: self.optimizer_step()
         # Called after each action with its start and end time (time.perf_counter), if set.

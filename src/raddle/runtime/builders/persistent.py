@@ -68,7 +68,7 @@ def add_persistent_slots(program: Program, device: int, slot_table: SlotTable) -
 
 def held_dtype(program: Program, name: str) -> torch.dtype:
     """Returns the dtype in which a device holds a parameter that it does not gather."""
-    return program.plan.parsed_precision.parameter_dtype(program.graph.values[name].dtype)
+    return program.graph.values[name].dtype
 
 
 def gather_dtype(program: Program, name: str) -> torch.dtype:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from raddle.plans.precision import FLOAT32, Precision
 from raddle.program.program import Key
 from raddle.runtime.actions import Backward, Call, Forward
 from raddle.runtime.autograd_leaves import make_leaf
@@ -33,18 +34,21 @@ from raddle.runtime.execution.store import Store
 class Segments:
     """Runs the calls of one rank and saves what their backward needs.
 
-    functions: the functions of calls, compiled or not. seed_of: the seed of a micro-batch. autocast: the
-    dtype of mixed precision, or None. single_microbatch: whether a step has one micro-batch, so that
-    gradients need not be accumulated.
+    functions: the functions of calls, compiled or not. seed_of: the seed of a micro-batch. precision: of
+    the plan. single_microbatch: whether a step has one micro-batch, so that gradients need not be
+    accumulated.
     """
 
     def __init__(
         self, store: Store, updater: ParameterUpdater, functions: CompiledFunctions, *,
         seed_of: Callable[[Key], int] = lambda key: 0,
-        autocast: torch.dtype | None = None, single_microbatch: bool = True,
+        precision: Precision = FLOAT32, single_microbatch: bool = True,
     ) -> None:  # fmt: skip
         self.store, self.updater, self.functions = store, updater, functions
-        self.seed_of, self.autocast, self.single_microbatch = seed_of, autocast, single_microbatch
+        self.seed_of, self.single_microbatch = seed_of, single_microbatch
+        self.autocast = precision.autocast
+        # On some devices an operator returns another dtype than the program says (plans/value_dtypes.py).
+        self.casts_results = precision.low_dtype is not None
         # Call number -> leaves, weights, gradient edges of the results, and slots of these results.
         self.saved: dict[int, tuple[list[Tensor], list[Tensor], list[Any], list[int]]] = {}
         # Recomputed calls: call number -> weights and nondifferentiable arguments of the first forward.
@@ -137,12 +141,12 @@ class Segments:
         self.store.gathered.release(action.release)
 
     def _run(self, call: Call, inputs: list[Any], arguments: list[Any]) -> tuple[Tensor, ...]:
-        """Runs the function of a call; returns the results in the program's dtypes, also under autocast."""
+        """Runs the function of a call; returns the results in the program's dtypes."""
         with self._autocast(), self._generator(call):
             results: tuple[Tensor, ...] = self.functions.function_of(call)(
                 *inputs, *arguments, *call.numbers
             )
-        if self.autocast is None:
+        if not self.casts_results:
             return results
         return tuple(r.to(t) for r, t in zip(results, call.dtypes, strict=True))
 
