@@ -20,8 +20,8 @@ from raddle.api.simulating import details, simulate_steps
 from raddle.errors import InputError
 
 ASKED = {
-    "bn": "local", "sync": "auto", "budget": 1.0, "seed": 0, "pins": None, "reduction": None,
-    "profile": None,
+    "bn": "local", "sync": "auto", "precision": "float32", "optimizer": "sgd",
+    "budget": 1.0, "seed": 0, "pins": None, "reduction": None, "profile": None,
 }  # fmt: skip
 
 
@@ -36,6 +36,12 @@ def test_names() -> None:
         (["dta"], {}, "no method 'dta': choose data"),
         (["data"], {"bn": "none"}, "bn is 'none': choose global or local"),
         (["data"], {"sync": "gossip"}, "sync is 'gossip'"),
+        (["data"], {"precision": "half"}, "precision is 'half': choose as in float32, tf32"),
+        (
+            ["data"],
+            {"optimizer": "lion"},
+            "optimizer is 'lion': choose one of sgd, momentum, adam, adamw",
+        ),
         (["data"], {"pins": ["features"]}, "features"),
         (["data"], {"profile": "nowhere.json"}, "nowhere.json"),
     ],

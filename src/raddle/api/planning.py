@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from raddle.api.loading import load_optional_profile
 from raddle.clusters import Cluster
 from raddle.graph.graph import Graph
+from raddle.plans.optimizers import check_optimizer
 from raddle.searches.baselines import BASELINES as BASELINES
 from raddle.searches.comparison import EvaluatedPlan, compare, plan_and_predict, speedup_over_data
 from raddle.searches.hypergraph.method import plan_from_partition
@@ -37,6 +38,7 @@ __all__ = [
     "SearchResult",
     "Settings",
     "build_plan",
+    "check_optimizer",
     "check_pipeline",
     "compare",
     "method_names",
@@ -58,6 +60,8 @@ def read_search_settings(
     *,
     bn: str,
     sync: str,
+    precision: str,
+    optimizer: str,
     budget: float,
     seed: int,
     pins: Sequence[str] | None,
@@ -67,14 +71,17 @@ def read_search_settings(
     """Return checked settings; raises InputError before a model is captured.
 
     bn: samples over which batch norm takes its statistics: "local" (of a device), "microbatch" or "global"
-    (the whole batch). sync: a sync kind, or "auto" for the fastest. budget: seconds for each search. pins:
-    splits such as "features.*=n/4". reduction: whether summed dimensions may be split; None: the method's
-    default. profile: path of a profile file.
+    (the whole batch). sync: a sync kind, or "auto" for the fastest. precision, optimizer: by name, as in
+    plans/precision.py and plans/optimizers.py. budget: seconds for each search. pins: splits such as
+    "features.*=n/4". reduction: whether summed dimensions may be split; None: the method's default.
+    profile: path of a profile file.
     """
-    check_settings(methods, bn=bn, sync=sync)
+    check_settings(methods, bn=bn, sync=sync, precision=precision, optimizer=optimizer)
     return Settings(
         bn=bn,
         sync=sync,
+        precision=precision,
+        optimizer=optimizer,
         budget=budget,
         seed=seed,
         pins=tuple(read_pin(text) for text in pins or ()),

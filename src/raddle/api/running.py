@@ -15,13 +15,19 @@ from raddle.sync.item import UpdateEvent
 __all__ = ["Options", "Trainer", "UpdateEvent", "devices_needed", "measure_host_overhead", "parse"]
 
 
-def devices_needed(plan: str, *, model: str | None, dtype: str | None, seed: int) -> int:
+def devices_needed(
+    plan: str, *, model: str | None, dtype: str | None, precision: str | None = None,
+    optimizer: str | None = None, seed: int,
+) -> int:  # fmt: skip
     """Return how many devices a plan file needs.
 
-    Raises the errors that every rank would raise, before any rank is started. model, dtype: None: those of
-    the plan.
+    Raises the errors that every rank would raise, before any rank is started. model, dtype, precision,
+    optimizer: None: those of the plan.
     """
     # On the device "meta", weights take no memory.
-    job = load_job(plan, model=model or "", dtype=dtype or "", seed=seed, device="meta")
+    job = load_job(
+        plan, model=model or "", dtype=dtype or "", precision=precision or "",
+        optimizer=optimizer or "", seed=seed, device="meta",
+    )  # fmt: skip
     optimizer_for(job.plan.optimizer)
     return job.plan.devices

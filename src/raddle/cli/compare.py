@@ -8,7 +8,9 @@ from raddle.cli.options import (
     Json,
     Methods,
     Model,
+    OptimizerOption,
     Pins,
+    PrecisionOption,
     ProfileOption,
     Reduction,
     Seed,
@@ -26,6 +28,8 @@ def compare(
     methods: Methods = None,
     bn: Statistics = "local",  # batch norm: over the samples of a device, or of the whole batch
     sync: Sync = "auto",
+    precision: PrecisionOption = "float32",
+    optimizer: OptimizerOption = "sgd",
     budget: Budget = BUDGET,
     seed: Seed = 0,
     pin: Pins = None,
@@ -41,8 +45,8 @@ def compare(
 
     names = planning.method_names(methods)
     settings = planning.read_search_settings(
-        names, bn=bn, sync=sync, budget=budget, seed=seed, pins=pin, reduction=reduction,
-        profile=profile,
+        names, bn=bn, sync=sync, precision=precision, optimizer=optimizer, budget=budget, seed=seed,
+        pins=pin, reduction=reduction, profile=profile,
     )  # fmt: skip
     target_cluster = clusters.cluster(cluster)
     graph = capture_with_spinner(model, batch)

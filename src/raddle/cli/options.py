@@ -1,5 +1,6 @@
 """Options and arguments that several verbs (sub-commands) share.
 
+OtherPrecision, OtherOptimizer   of `simulate` and `run`, in place of those in the plan file
 Statistics                       `--bn`: the samples over which batch norm takes its statistics
 Reduction                        whether dimensions that are summed over may be split
 Weights, Connected, DeviceOf     of `partition` and `export`: the work to balance, whether fully connected
@@ -50,6 +51,31 @@ Sync = Annotated[
         "sharded,group=8 (HSDP) or allreduce:after, which does not overlap with the backward "
         "(docs/syncing.md).",
     ),
+]
+PrecisionOption = Annotated[
+    str,
+    typer.Option(
+        "--precision",
+        metavar="float32|tf32|bf16|fp16|bf16:pure",
+        help="Precision of the training: bf16 and fp16 are autocast, bf16:pure has master weights; "
+        "ZeRO takes gather= and reduce=, such as bf16,reduce=bf16.",
+    ),
+]
+OptimizerOption = Annotated[
+    str,
+    typer.Option(
+        "--optimizer",
+        metavar="sgd|momentum|adam|adamw",
+        help="The optimizer, whose states need memory.",
+    ),
+]
+OtherPrecision = Annotated[
+    str | None,
+    typer.Option("--precision", metavar="P", help="Precision, instead of the plan's."),
+]
+OtherOptimizer = Annotated[
+    str | None,
+    typer.Option("--optimizer", metavar="O", help="Optimizer, instead of the plan's."),
 ]
 ProfileOption = Annotated[
     str | None,

@@ -11,7 +11,9 @@ from raddle.cli.options import (
     ClusterOption,
     Json,
     Model,
+    OptimizerOption,
     Pins,
+    PrecisionOption,
     ProfileOption,
     Reduction,
     Seed,
@@ -32,6 +34,8 @@ def plan(
     batch: Batch = None,
     bn: Statistics = "local",  # batch norm: over the samples of a device, or of the whole batch
     sync: Sync = "auto",
+    precision: PrecisionOption = "float32",
+    optimizer: OptimizerOption = "sgd",
     recompute: Annotated[
         int | None,
         typer.Option(
@@ -94,8 +98,8 @@ def plan(
     if from_partition is not None:
         method = "partition"  # the name of the method in the plan file
     settings = read_search_settings(
-        [] if from_partition else [method], bn=bn, sync=sync, budget=budget, seed=seed, pins=pin,
-        reduction=reduction, profile=profile,
+        [] if from_partition else [method], bn=bn, sync=sync, precision=precision, optimizer=optimizer,
+        budget=budget, seed=seed, pins=pin, reduction=reduction, profile=profile,
     )  # fmt: skip
     settings = replace(
         settings, schedule=read_schedule(schedule), stages=stages, microbatches=microbatches,

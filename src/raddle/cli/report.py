@@ -13,7 +13,9 @@ from raddle.cli.options import (
     Batch,
     Budget,
     Json,
+    OptimizerOption,
     Pins,
+    PrecisionOption,
     ProfileOption,
     Reduction,
     Seed,
@@ -71,6 +73,8 @@ def report(
     ] = "report.html",
     bn: Statistics = "local",  # batch norm: over the samples of a device, or of the whole batch
     sync: Sync = "allreduce",
+    precision: PrecisionOption = "float32",
+    optimizer: OptimizerOption = "sgd",
     budget: Budget = BUDGET,
     seed: Seed = 0,
     pin: Pins = None,
@@ -99,8 +103,8 @@ def report(
 
     names = ["data"] if methods is None and (plan or run) else method_names(methods)
     settings = read_search_settings(
-        names, bn=bn, sync=sync, budget=budget, seed=seed, pins=pin, reduction=reduction,
-        profile=profile,
+        names, bn=bn, sync=sync, precision=precision, optimizer=optimizer, budget=budget, seed=seed,
+        pins=pin, reduction=reduction, profile=profile,
     )  # fmt: skip
     check_folder(output)
     graph, target_cluster, given_plans = _load(model, cluster, batch, plan or (), run or ())
@@ -108,7 +112,10 @@ def report(
         names = []  # data parallelism is among the given plans
     if given_plans:
         first = given_plans[0].plan  # the methods are compared under the settings of this plan
-        settings = replace(settings, bn=first.bn, sync=first.sync, optimizer=first.optimizer)
+        settings = replace(
+            settings, bn=first.bn, sync=first.sync, precision=first.precision,
+            optimizer=first.optimizer,
+        )  # fmt: skip
     # EVALUATOR: the numba functions of the fast simulation.
     warm_up_jit(dict.fromkeys([EVALUATOR, *jit_functions_for(names)]))
     # title: the model's name in the page

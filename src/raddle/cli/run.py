@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from raddle.cli.options import Json, ModelOption, PlanFile, RunSeed
+from raddle.cli.options import (
+    Json,
+    ModelOption,
+    OtherOptimizer,
+    OtherPrecision,
+    PlanFile,
+    RunSeed,
+)
 from raddle.cli.output import check_folder
 
 
@@ -46,8 +53,10 @@ def run(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(metavar="float32|float64", help="Precision, instead of the plan's."),
+        typer.Option(metavar="float32|float64", help="Dtype of the model, instead of the plan's."),
     ] = None,
+    precision: OtherPrecision = None,
+    optimizer: OtherOptimizer = None,
     compile: Annotated[
         str,
         typer.Option(
@@ -104,15 +113,17 @@ def run(
     options = Options(
         plan, steps=steps, warmup=warmup, seed=seed, lr=lr, clip_norm=clip_norm,
         check_finite=check_finite, model=model, device=device, backend=backend, dtype=dtype,
-        compile=compile, dropout=dropout, threads=threads or _threads_from_environment(),
-        timeout=timeout, trace=trace, json=as_json,
+        precision=precision, optimizer=optimizer, compile=compile, dropout=dropout,
+        threads=threads or _threads_from_environment(), timeout=timeout, trace=trace, json=as_json,
     )  # fmt: skip
     parse(options.command_line())  # raises the errors of wrong options here, before the ranks start
     machines = Machines(nnodes, node_rank, master_addr, master_port)
     if trace is not None:
         check_folder(trace)
     with spinner(f"checking {plan}"):
-        devices = devices_needed(plan, model=model, dtype=dtype, seed=seed)
+        devices = devices_needed(
+            plan, model=model, dtype=dtype, precision=precision, optimizer=optimizer, seed=seed
+        )
     local_ranks = machines.devices_per_node(devices)  # the number of ranks on this machine
     options = choose_device(
         options, local_ranks, local=local, single_node=nnodes is None, gpus=gpus()

@@ -1,10 +1,19 @@
 """The verb `simulate`: simulates a plan on a cluster."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from raddle.cli.options import Json, OtherCluster, OtherModel, PlanFile, ProfileOption
+from raddle.cli.options import (
+    Json,
+    OtherCluster,
+    OtherModel,
+    OtherOptimizer,
+    OtherPrecision,
+    PlanFile,
+    ProfileOption,
+)
 from raddle.cli.output import check_folder, show
 from raddle.cli.preparation import load_plan_with_spinner
 
@@ -18,10 +27,13 @@ def simulate(
     ] = None,
     model: OtherModel = None,
     profile: ProfileOption = None,
+    precision: OtherPrecision = None,
+    optimizer: OtherOptimizer = None,
     as_json: Json = False,
 ) -> None:
     """Simulate a plan: the step time, where each device spends it, and the largest transfers."""
     from raddle.api.loading import load_optional_profile
+    from raddle.api.planning import check_optimizer
     from raddle.api.simulating import details, simulate_steps, write_trace
     from raddle.reports.progress import spinner
     from raddle.reports.tables.plan_metrics import show_simulation
@@ -30,6 +42,11 @@ def simulate(
     if trace is not None:
         check_folder(trace)
     graph, loaded_plan, target_cluster = load_plan_with_spinner(plan, cluster, model)
+    loaded_plan = replace(
+        loaded_plan, precision=precision or loaded_plan.precision,
+        optimizer=optimizer or loaded_plan.optimizer,
+    )  # fmt: skip
+    check_optimizer(loaded_plan.optimizer)  # a precision is checked with the plan
     with spinner(f"simulating {plan}"):
         timeline = simulate_steps(graph, loaded_plan, target_cluster, measured_profile)
     if trace is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -106,6 +106,10 @@ class Graph:
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)  # by name of the value
     target_count: int = 0  # the last `target_count` inputs are targets of the loss
     takes_keywords: bool = False  # whether the module takes its inputs as keyword arguments
+    # By operator, the dtype to which autocast casts its operands (plans/value_dtypes.py)
+    casts: Mapping[str, torch.dtype] = field(default_factory=dict)
+    # The graph as it was captured, if this one has the dtypes of another precision
+    captured: Graph | None = field(default=None, compare=False, repr=False)
     # captures the same module for another number of samples
     recapture: Callable[[int], Graph] | None = field(default=None, compare=False, repr=False)
 
@@ -127,6 +131,11 @@ class Graph:
     @cached_property
     def _ops_by_name(self) -> Mapping[str, Op]:
         return {op.name: op for op in self.ops}
+
+    @cached_property
+    def in_precisions(self) -> dict[Hashable, Graph]:
+        """Derived graphs with other dtypes, remembered by plans/value_dtypes.py."""
+        return {}
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[Op]]:
@@ -181,7 +190,12 @@ class Graph:
         )
 
     def fingerprint(self) -> str:
-        """Returns a hash of structure, shapes and names: 16 hex digits, equal in all versions of torch."""
+        """Returns a hash of structure, shapes and names: 16 hex digits, equal in all versions of torch.
+
+        A precision does not change it: it identifies the captured graph.
+        """
+        if self.captured is not None:
+            return self.captured.fingerprint()
         digest = hashlib.sha256()
         for value in self.values.values():
             if value.role != "op":

@@ -23,6 +23,7 @@ from raddle.plans.pipelining import is_asynchronous, is_greedy, is_threaded, ste
 from raddle.plans.plan import Plan
 from raddle.plans.schedule import Action
 from raddle.plans.validation import validate
+from raddle.plans.value_dtypes import in_precision
 from raddle.program.gradient_sync import GradientSync
 from raddle.program.instruction_writer import InstructionWriter, sorted_deps
 from raddle.program.lower_variant import LoweredVariant
@@ -39,9 +40,11 @@ from raddle.program.weight_versions import with_versions
 def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
     """Returns the program of a plan: `plan.steps` steps of `plan.microbatches` micro-batches.
 
-    graph: that of the largest micro-batch. train: False gives a program of forwards only.
+    graph: that of the largest micro-batch. The program's graph has the dtypes of the plan's precision.
+    train: False gives a program of forwards only.
     """
     validate(plan, graph)
+    graph = in_precision(graph, plan.parsed_precision)
     lowering = _Lowering(graph, plan, active_values(graph) if train else frozenset())
     lowering.write()
     parameters, instructions = lowering.parameters, lowering.writer.instructions

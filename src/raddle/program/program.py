@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+import torch
+
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.plans.pipelining import micro_batch_sizes
 from raddle.plans.plan import Plan
-from raddle.plans.sync import Sync
 from raddle.plans.tiling import Tiling
 from raddle.program.bundle import Bundle
 from raddle.program.collective_kind import Collective
@@ -292,17 +293,28 @@ class Program:
         return {o: op for op in self.graph.ops for o in op.outputs}
 
     def reduced_element_bytes(self, parameter: str) -> int:
-        """Returns the bytes of one element of a parameter's gradient while it is all-reduced."""
-        return reduced_element_bytes(self.plan.parsed_sync, self.element_bytes(parameter))
+        """Returns the bytes of one element of a parameter's gradient while a collective sums it."""
+        return reduced_element_bytes(self.plan, self.graph.values[parameter].dtype)
+
+    def gathered_element_bytes(self, parameter: str) -> int:
+        """Returns the bytes of one element of a parameter while its shards are gathered."""
+        dtype = self.graph.values[parameter].dtype
+        return self.plan.parsed_precision.gather_dtype(dtype).itemsize
 
     def element_bytes(self, value: str) -> int:
         """Returns the bytes of one element of a value in memory."""
         return self.graph.values[value].dtype.itemsize
 
 
-def reduced_element_bytes(sync: Sync, width: int) -> int:
-    """Returns the bytes of one element of a gradient in an all-reduce; in memory it has `width` bytes."""
-    return 2 if sync.wire_dtype else width  # compressed to bfloat16 or float16
+def reduced_element_bytes(plan: Plan, dtype: torch.dtype) -> int:
+    """Returns the bytes of one element of a gradient while a collective sums it.
+
+    dtype: of the parameter. The gradient of a sharded parameter has the dtype in which it was gathered.
+    """
+    sync, precision = plan.parsed_sync, plan.parsed_precision
+    if sync.shards:
+        return precision.reduce_dtype(precision.gather_dtype(dtype)).itemsize
+    return 2 if sync.wire_dtype else dtype.itemsize  # compressed to bfloat16 or float16
 
 
 def buffer_bytes(program: Program, collective: Reduce | Gather) -> dict[tuple[int, ...], int]:
@@ -315,11 +327,10 @@ def buffer_bytes(program: Program, collective: Reduce | Gather) -> dict[tuple[in
     nbytes_by_group: dict[tuple[int, ...], int] = {}
     for name, regions in zip(collective.parameters, collective.regions, strict=True):
         for region in regions:
-            # Only all-reduced gradients may be compressed, and those of shards are not.
             element_bytes = (
-                program.reduced_element_bytes(name)
-                if collective.collective is Collective.ALL_REDUCE
-                else program.element_bytes(name)
+                program.gathered_element_bytes(name)
+                if isinstance(collective, Gather)
+                else program.reduced_element_bytes(name)
             )
             nbytes = region.ring_elements(collective.collective) * element_bytes
             for ring in region.rings(collective.collective):

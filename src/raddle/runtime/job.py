@@ -56,18 +56,23 @@ def load_job(
     dtype: str = "",
     bn: str = "",
     dropout: str = "",
+    precision: str = "",
+    optimizer: str = "",
     seed: int = 0,
     device: str = "cpu",
 ) -> Job:
     """Returns the job of a plan file: loads and captures the model, lowers and checks the program.
 
-    model: for plans that name none; dtype, bn, dropout: replace the plan's precision, batch norm statistics
-    and dropout of attention. Weights and batch depend only on the seed, so every rank that loads a job has
-    the same ones. On the torch device "meta" nothing is allocated; this is enough to check whether a plan
-    can run.
+    model: for plans that name none; dtype, bn, dropout, precision, optimizer: replace those of the plan
+    (bn: batch norm statistics, dropout: of attention). Weights and batch depend only on the seed, so every
+    rank that loads a job has the same ones. On the torch device "meta" nothing is allocated; this is enough
+    to check whether a plan can run.
     """
     workload, graph, plan = load_workload(path, model=model, dtype=dtype, seed=seed, device=device)
-    plan = replace(plan, bn=bn or plan.bn, dropout=dropout or plan.dropout)
+    plan = replace(
+        plan, bn=bn or plan.bn, dropout=dropout or plan.dropout,
+        precision=precision or plan.precision, optimizer=optimizer or plan.optimizer,
+    )  # fmt: skip
     # plan_for_running sets plan.steps, the steps of the program: 1 or, where steps overlap, many.
     program = lower(graph, plan_for_running(plan))
     check(program)

@@ -37,6 +37,8 @@ class Options:
     backend: str | None = None
     dtype: str | None = None
     compile: str = "auto"
+    precision: str | None = None
+    optimizer: str | None = None
     dropout: str | None = None
     threads: int | None = None
     timeout: float = 300.0
@@ -102,7 +104,9 @@ def _parser() -> _Parser:
     add("--model", metavar="FILE.PY:FUNCTION", help="the model, if the plan names none")
     add("--device", choices=("cpu", "cuda"), help="device that ranks compute on")
     add("--backend", choices=("gloo", "nccl"), help="backend of torch.distributed")
-    add("--dtype", choices=("float32", "float64"), help="precision, instead of the plan's")
+    add("--dtype", choices=("float32", "float64"), help="dtype of the model, instead of the plan's")
+    add("--precision", metavar="P", help="precision, such as bf16, instead of the plan's")
+    add("--optimizer", metavar="O", help="optimizer, such as adamw, instead of the plan's")
     add("--compile", choices=tuple(COMPILE), help="torch.compile of segments (auto: on GPUs)")
     add("--dropout", choices=DROPOUT_KINDS, help="dropout of attention, instead of the plan's")
     add("--threads", type=int, metavar="N", help="threads of each rank (its share of the cores)")

@@ -151,7 +151,8 @@ def _load(options: Options, transport: Transport) -> Job:
     """Loads and returns the job; raises InputError if this rank cannot run it."""
     job = load_job(
         options.plan, model=options.model or "", dtype=options.dtype or "",
-        dropout=options.dropout or "", seed=options.seed,
+        dropout=options.dropout or "", precision=options.precision or "",
+        optimizer=options.optimizer or "", seed=options.seed,
     )  # fmt: skip
     if job.plan.devices != transport.size:
         raise InputError(

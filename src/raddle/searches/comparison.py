@@ -16,6 +16,7 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.plan import DEFAULT_BUCKET, Plan
+from raddle.plans.value_dtypes import in_precision
 from raddle.searches.attempts import Attempts
 from raddle.searches.bounds import lower_bound, why_unbounded
 from raddle.searches.grids import Tiles
@@ -87,7 +88,8 @@ def _search_metrics(
     if not why_unbounded(plan, settings.profile):
         lower_bound_ms = result.lower_bound_ms
         if lower_bound_ms is None:
-            lower_bound_ms = 1e3 * lower_bound(graph, cluster, optimizer=settings.optimizer).seconds
+            typed = in_precision(graph, plan.parsed_precision)
+            lower_bound_ms = 1e3 * lower_bound(typed, cluster, optimizer=plan.optimizer).seconds
     row: dict[str, Any] = {"lower_bound_ms": lower_bound_ms}
     if result.stopped:  # only searches say why they stopped
         row |= {
@@ -204,6 +206,8 @@ def plan_each_method(
             plan_options = {
                 "bn": settings.bn,
                 "sync": settings.plan_fields["sync"],
+                "precision": settings.precision,
+                "optimizer": settings.optimizer,
                 **dict.fromkeys(PIPELINE_KEYS),
             }
             error = attempts.failures[-1].error

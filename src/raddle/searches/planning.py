@@ -9,12 +9,15 @@ from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
+from raddle.plans.optimizers import check_optimizer
 from raddle.plans.plan import BN_SCOPES, Plan, describe_inputs, parameter_shapes
 from raddle.plans.plan_file import DTYPES
+from raddle.plans.precision import read_precision
 from raddle.plans.schedule import schedule_from_text
 from raddle.plans.schedules import NAMES
 from raddle.plans.sync import read_sync
 from raddle.plans.validation import validate
+from raddle.plans.value_dtypes import in_precision
 from raddle.searches.attempts import Attempts
 from raddle.searches.choose_sync import host_seconds, with_fastest_sync
 from raddle.searches.pins import read_pin
@@ -32,6 +35,7 @@ def plan_for(
     batch: int | None = None,
     bn: str = "local",
     sync: str = AUTO,
+    precision: str = "float32",
     optimizer: str = "sgd",
     recompute: int | None = None,
     budget: float = BUDGET,
@@ -51,6 +55,8 @@ def plan_for(
     bn: the samples over which batch norm takes its statistics (Settings.bn).
     sync: a sync kind of plans/sync/. With "auto", the method `auto` takes P3, HSDP or smaller buckets if
         they are faster (choose_sync.py); all other methods all-reduce.
+    precision: "float32", "tf32", "bf16", "fp16" or "bf16:pure" (plans/precision.py).
+    optimizer: "sgd", "momentum", "adam" or "adamw"; it decides the memory of its states.
     recompute: activation checkpointing in this many blocks; None: the method decides.
     budget: seconds that a search takes, roughly. seed: the seed of the search's random numbers.
     pins: splits that the search must not change, as in "features.*=n/16".
@@ -65,10 +71,11 @@ def plan_for(
     >>> plan.devices, plan.sync
     (2, 'allreduce')
     """
-    check_settings([method], bn=bn, sync=sync)
+    check_settings([method], bn=bn, sync=sync, precision=precision, optimizer=optimizer)
     settings = Settings(
-        bn=bn, sync=sync, optimizer=optimizer, profile=profile, reduction=reduction, budget=budget,
-        seed=seed, pins=tuple(read_pin(pin) for pin in pins), on_progress=on_progress,
+        bn=bn, sync=sync, precision=precision, optimizer=optimizer, profile=profile,
+        reduction=reduction, budget=budget, seed=seed,
+        pins=tuple(read_pin(pin) for pin in pins), on_progress=on_progress,
     )  # fmt: skip
     result = run_method(graph, cluster, method, settings)
     return build_plan(
@@ -78,6 +85,7 @@ def plan_for(
 
 def run_method(graph: Graph, cluster: Cluster, method: str, settings: Settings) -> SearchResult:
     """Runs a method; returns its tiles and, for a search, how the search went."""
+    graph = in_precision(graph, read_precision(settings.precision))
     return METHODS[method].find(graph, cluster, settings)
 
 
@@ -108,7 +116,7 @@ def build_plan(
         model=model or graph.name,
         fingerprint=graph.fingerprint(),  # a hash, to refuse the plan for another graph
         batch=batch,
-        dtype=_dtype(graph),
+        dtype=_dtype(graph.captured or graph),
         cluster=cluster.to_dict(),
         method=method,
         recompute=() if block_count is None else recompute_blocks(graph, block_count),
@@ -185,14 +193,18 @@ def check_pipeline(method: str, settings: Settings) -> None:
                 )
 
 
-def check_settings(methods: Sequence[str], *, bn: str, sync: str) -> None:
-    """Raises InputError for a method, `bn` or `sync` that does not exist."""
+def check_settings(
+    methods: Sequence[str], *, bn: str, sync: str, precision: str, optimizer: str
+) -> None:
+    """Raises InputError for a method, or one of the other settings, that does not exist."""
     for name in methods:
         method_named(name)
     if bn not in BN_SCOPES:
         raise InputError(f"bn is '{bn}': choose {' or '.join(BN_SCOPES)}.")
     if sync != AUTO:
         read_sync(sync)
+    read_precision(precision)
+    check_optimizer(optimizer)
 
 
 def _dtype(graph: Graph) -> str:

@@ -55,6 +55,8 @@ def predicted_metrics(timeline: Timeline) -> dict[str, Any]:
         "fits": fits(peaks, timeline.cluster),
         "bn": plan.bn,
         "sync": plan.sync,
+        "precision": plan.precision,
+        "optimizer": plan.optimizer,
         "schedule": plan.schedule.splitlines()[0] if plan.schedule else "",
         "stages": len(plan.stages) or 1,
         "microbatches": plan.microbatches,

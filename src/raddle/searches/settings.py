@@ -12,6 +12,7 @@ from typing import Any
 
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
+from raddle.plans.precision import DEFAULT as DEFAULT_PRECISION
 from raddle.plans.sync import DEFAULT
 from raddle.searches.attempts import Failure
 from raddle.searches.grids import Tiles
@@ -33,7 +34,8 @@ class Settings:
     # "global" (the whole batch).
     bn: str = "local"
     sync: str = AUTO  # sync kind of the parameters
-    optimizer: str = "sgd"
+    precision: str = DEFAULT_PRECISION  # plans/precision.py
+    optimizer: str = "sgd"  # plans/optimizers.py
     profile: Profile | None = None  # measured times of operators, if any
     reduction: bool | None = None  # may summed dimensions be split? None: the method decides
     powers_of_two: bool = True  # split dimensions into powers of two only
@@ -56,7 +58,9 @@ class Settings:
         The fastest sync kind is chosen later, when the tiles are known (choose_sync.py).
         """
         sync = DEFAULT if self.sync == AUTO else self.sync
-        return {"bn": self.bn, "sync": sync, "optimizer": self.optimizer}
+        return {
+            "bn": self.bn, "sync": sync, "precision": self.precision, "optimizer": self.optimizer,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)

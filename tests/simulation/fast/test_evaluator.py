@@ -25,6 +25,7 @@ from raddle.plans.pipelining import THREADED, cut_stages
 from raddle.plans.plan import BN_SCOPES, Plan
 from raddle.plans.plan_file import DTYPES
 from raddle.plans.schedules import NAMES
+from raddle.plans.sync import read_sync
 from raddle.plans.tiling import Tiling, whole_tiling
 from raddle.program.lower import lower
 from raddle.searches.planning import plan_for
@@ -34,10 +35,23 @@ from raddle.simulation.timeline import simulate
 
 MODELS = ("lenet-tiny", "gpt-tiny", "resnet110-tiny", "unet-tiny", "nmt-tiny", "inception_v3-tiny")
 MACHINES = ["p100:1x4", "p100:2x2", "k80:1x4", "local:4", "host_overhead:4"]
-GRAPHS = [(name, "float64") for name in MODELS] + [("lenet-tiny", dtype) for dtype in DTYPES]
+GRAPHS = [(name, dtype) for name in MODELS for dtype in ("float64", "float32")] + [
+    ("lenet-tiny", dtype) for dtype in DTYPES
+]
 
 
 syncs = sync_texts(4)
+precisions = st.sampled_from(
+    ["float32", "tf32", "bf16", "fp16", "bf16:pure", "bf16,gather=bf16", "bf16:pure,reduce=float32",
+     "float32,gather=fp16,reduce=bf16"]
+)  # fmt: skip
+
+
+def for_sync(precision: str, sync: str) -> str:
+    """The precision, without the options of ZeRO if the sync kind shards no parameters."""
+    return precision if read_sync(sync).shards else precision.split(",")[0]
+
+
 plans = given(
     model=st.sampled_from(MODELS),
     machine=st.sampled_from(MACHINES),
@@ -64,14 +78,16 @@ def draw_plan(graph: Graph, seed: int, **more: Any) -> Plan:
     sync=syncs,
     bn=st.sampled_from(BN_SCOPES),
     optimizer=st.sampled_from([*OPTIMIZERS, "another"]),
+    precision=precisions,
     batch=st.integers(0, 9),
 )
 def test_a_step_takes_as_long_as_in_the_simulation(
-    of: tuple[str, str], machine: str, seed: int, sync: str, bn: str, optimizer: str, batch: int
-) -> None:
+    of: tuple[str, str], machine: str, seed: int, sync: str, bn: str, optimizer: str, precision: str,
+    batch: int,
+) -> None:  # fmt: skip
     graph = small(of[0], getattr(torch, of[1]))[1]
     plan = draw_plan(graph, seed, bn="global", sync=sync, optimizer=optimizer, batch=batch)
-    plan = replace(plan, bn=bn, order=())
+    plan = replace(plan, bn=bn, order=(), precision=for_sync(precision, sync))
     assert unsupported(plan) is None
     try:
         expected = simulated_nanoseconds(graph, plan, machine)

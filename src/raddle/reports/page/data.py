@@ -137,7 +137,16 @@ def _entry_row(entry: Entry) -> dict[str, Any]:
         "label": entry.label,
         **{
             key: row.get(key)
-            for key in ("method", *METRICS, "bn", "sync", "lower_bound_ms", "error")
+            for key in (
+                "method",
+                *METRICS,
+                "bn",
+                "sync",
+                "precision",
+                "optimizer",
+                "lower_bound_ms",
+                "error",
+            )
         },
         "measured": None,
         "groups": [],

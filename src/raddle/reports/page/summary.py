@@ -11,7 +11,8 @@ from raddle.searches.predict import METRICS
 # Keys of a method or plan in the page's data that the summary has too. bn: the samples over which batch
 # norm takes its statistics, such as "local" (each device's own).
 KEYS = (
-    "label", "method", *METRICS, "bn", "sync", "lower_bound_ms", "error", "average", "bytes", "sentences"
+    "label", "method", *METRICS, "bn", "sync", "precision", "optimizer", "lower_bound_ms",
+    "error", "average", "bytes", "sentences",
 )  # fmt: skip
 
 

@@ -53,7 +53,8 @@ def show_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the rows of `raddle.searches.comparison.compare`: one for each method.
 
     Below the table: why a method failed, plans that do not fit, the lower bound of the step time, and the
-    settings: "bn" (the samples over which batch norm takes its statistics, such as "local") and "sync".
+    settings: "precision", "optimizer", "bn" (the samples over which batch norm takes its statistics, such
+    as "local") and "sync".
     """
     console = stdout()
     table = new_table(console)
@@ -82,9 +83,12 @@ def show_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
         console.print(
             f"no plan takes less than {bound}: the fastest here is {above:.1f} % above that"
         )
-    settings = {(row["bn"], row["sync"]) for row in rows}
-    for bn, sync in sorted(settings):
-        console.print(f"simulated, with {bn} batch statistics, synchronised by {sync}")
+    keys = ("precision", "optimizer", "bn", "sync")
+    settings = {tuple(row[key] for key in keys) for row in rows}
+    for precision, optimizer, bn, sync in sorted(settings):
+        console.print(
+            f"simulated, in {precision} with {optimizer}, {bn} batch statistics, synchronised by {sync}"
+        )
 
 
 def _metric_text(key: str, value: float | None) -> str:
@@ -128,6 +132,7 @@ def show_simulation(result: Mapping[str, Any]) -> None:
         style="bold",
     )
     console.print(
+        f"simulated, in {result['precision']} with {result['optimizer']}: "
         f"{seconds_text(result['step_ms'] / 1e3)} a step, "
         f"{count_text(result['samples_per_s'])} samples/s, "
         f"{bytes_text(result['comm_bytes'])} sent, imbalance {result['imbalance']:.2f}, "

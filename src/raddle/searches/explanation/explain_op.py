@@ -106,6 +106,7 @@ def plan_space_of(
     settings = Settings(
         bn=without_pipeline(plan).bn,  # "microbatch" becomes "global"
         sync=plan.sync,
+        precision=plan.precision,
         optimizer=plan.optimizer,
         profile=profile,
         reduction=True,  # splits of summed dimensions too

@@ -25,6 +25,7 @@ from raddle.plans.pipelining import (
 from raddle.plans.plan import Plan
 from raddle.plans.schedule import bubble, draw_schedule, peak_alive
 from raddle.plans.schedules import ASYNCHRONOUS, peak_versions
+from raddle.plans.value_dtypes import in_precision
 from raddle.program.communicators import communicators, most_on_a_device
 from raddle.program.message_kind import Purpose
 from raddle.program.program import Gather, Instruction, Merge, Move, Reduce, Run
@@ -81,8 +82,8 @@ def explain_timeline(
 def _same_settings(one: Plan, other: Plan) -> bool:
     """Whether two plans have the same settings; their tiles may differ."""
     settings = (
-        "devices", "bn", "sync", "bucket", "microbatches", "recompute", "split_backward", "optimizer",
-        "schedule",
+        "devices", "bn", "sync", "bucket", "microbatches", "recompute", "split_backward", "precision",
+        "optimizer", "schedule",
     )  # fmt: skip
     return all(getattr(one, name) == getattr(other, name) for name in settings)
 
@@ -200,7 +201,9 @@ def _bound(
         return None, reason
     if plan.microbatches > 1:
         return None, f"with {plan.microbatches} micro-batches there is no lower bound"
-    bound = lower_bound(graph, cluster, optimizer=plan.optimizer)
+    bound = lower_bound(
+        in_precision(graph, plan.parsed_precision), cluster, optimizer=plan.optimizer
+    )
     parts = {
         "work": bound.work,  # all work, divided evenly
         "path": bound.path,  # overheads of the longest chain of operators

@@ -120,8 +120,8 @@ class Arena(NamedTuple):
     # [row, (source, target, nanoseconds on its links, first link, second link, host overhead of source, of
     # target, nanoseconds in flight)]
     messages: Array
-    # [row, (bytes that are summed, bytes in memory)]; of a sync unit, a row for each ring of its set.
-    # The two differ if gradients are compressed to 16 bits while they are all-reduced.
+    # [row, (bytes that are summed, bytes in memory, bytes that are gathered)]; of a sync unit, a row for
+    # each ring of its set. They differ if gradients are summed, or parameters gathered, in other dtypes.
     amounts: Array
     sync_units: Array  # [row, PUSH_FIRST … BUNDLED_COUNT]
     members: Array  # [row, (number of a parameter)]

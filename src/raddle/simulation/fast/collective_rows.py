@@ -7,8 +7,9 @@ Collectives of gradients are rows of the step script; a gather of a block (ZeRO-
 list of a graph's instructions. A node is a task of the graph (StepDag); collective_nodes.py writes those of
 a collective. A sync unit is a parameter, a bundle of slices or a block that is synchronised at once; its
 row has the sets of rings that sum and gather it, and its bytes (column 0 of `arena.amounts`: those that are
-summed). `slots.sync_units[p, 0]` is the row of parameter p. Mark p says when the gradient of parameter p is
-complete on a device: in which stretch, and how long after the start of the stretch (arrays.py).
+summed, column 2: those that are gathered). `slots.sync_units[p, 0]` is the row of parameter p. Mark p says
+when the gradient of parameter p is complete on a device: in which stretch, and how long after the start of
+the stretch (arrays.py).
 """
 
 # n: row of the step script, p: parameter, d: device, g: set of rings, k: ring of a set
@@ -85,7 +86,7 @@ def write_gather(
 ) -> None:  # fmt: skip
     """Writes the gather of a block (ZeRO-3); unit: its row of Arena.sync_units."""
     g, first = arena.sync_units[unit, GATHER_SET], arena.sync_units[unit, AMOUNT_FIRST]
-    amounts = arena.amounts[first : first + rings.set_at[g + 1] - rings.set_at[g], 0].copy()
+    amounts = arena.amounts[first : first + rings.set_at[g + 1] - rings.set_at[g], 2].copy()
     add_collective(
         dag,
         used,
@@ -113,7 +114,7 @@ def write_block_gather(
     for j in range(rows[n, FIRST_MEMBER], rows[n, FIRST_MEMBER] + rows[n, MEMBER_COUNT]):
         first = arena.sync_units[slots.sync_units[members[j], 0], AMOUNT_FIRST]
         for k in range(len(amounts)):
-            amounts[k] += arena.amounts[first + k, 0]
+            amounts[k] += arena.amounts[first + k, 2]
     add_collective(
         dag, used, rings, overhead, g, progress.stretch, progress.offset, amounts, progress,
         dag.sync_arrival[n], -1,

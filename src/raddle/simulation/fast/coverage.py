@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields
 from raddle.plans.plan import Plan
 
 # Fields that change the time of a step.
-TIMED_FIELDS = {"tiles", "devices", "bn", "sync", "bucket", "optimizer"}
+TIMED_FIELDS = {"tiles", "devices", "bn", "sync", "bucket", "optimizer", "precision"}
 DESCRIPTIVE_FIELDS = {  # they do not change the time of a step
     "model", "fingerprint", "batch", "dtype", "dropout", "cluster", "method", "inputs", "parameters",
     "predicted",

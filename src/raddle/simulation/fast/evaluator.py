@@ -31,6 +31,7 @@ from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
 from raddle.plans.validation import validate_settings
+from raddle.plans.value_dtypes import in_precision
 from raddle.simulation.fast.cluster_arrays import ClusterArrays
 from raddle.simulation.fast.composites import Composites
 from raddle.simulation.fast.compute_rows import ComputeRows
@@ -56,6 +57,7 @@ class Evaluator:
         self, graph: Graph, cluster: Cluster, plan: Plan, profile: Profile | None = None
     ) -> None:
         _check_supported(plan, cluster)
+        graph = in_precision(graph, plan.parsed_precision)
         arrays, links = ClusterArrays(cluster), len(cluster.links)
         self.index = index_graph(graph, plan)
         self.timer = Timer(self.index, plan, arrays, links)

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from raddle.graph.box import Box
 from raddle.graph.graph import Value
@@ -33,6 +34,8 @@ from raddle.simulation.fast.arrays import BUNDLED_FIRST, SYNC_COLUMNS
 from raddle.simulation.fast.cluster_arrays import ClusterArrays
 from raddle.simulation.fast.store import NOTHING, RowStore, Slot
 from raddle.simulation.fast.tilings import Reader
+
+Array = np.ndarray
 
 
 class ParameterPlacement(NamedTuple):
@@ -144,7 +147,7 @@ class ParameterRows:
         rings, push, pull = (-1, -1, -1, 0), NOTHING, NOTHING
         if self.sync.shards:
             if to_sync:
-                rings = self._shard_rings(store, [(s, element_bytes) for s in to_sync], block)
+                rings = self._shard_rings(store, [(s, value.dtype) for s in to_sync], block)
         elif self.sync.has_servers:
             push = self._message_rows(
                 store, [(d, s.server, s) for s in to_sync for d in s.devices], element_bytes
@@ -158,8 +161,9 @@ class ParameterRows:
                 elements[s.devices] = elements.get(s.devices, 0) + s.box.volume
             volumes = np.array(list(elements.values()))
             # Gradients may be compressed to 16 bits while they are all-reduced.
-            summed = volumes * reduced_element_bytes(self.sync, element_bytes)
-            row, _ = store.amounts.add(np.stack([summed, volumes * element_bytes], axis=1))
+            summed = volumes * reduced_element_bytes(self.plan, value.dtype)
+            in_memory, gathered = volumes * element_bytes, np.zeros_like(volumes)
+            row, _ = store.amounts.add(np.stack([summed, in_memory, gathered], axis=1))
             rings = (cluster.rings.set_number(tuple(elements)), -1, -1, row)
         return [*push, *update, *pull, *rings, int(bool(to_sync)), int(updater_holds), *NOTHING]
 
@@ -185,24 +189,24 @@ class ParameterRows:
         return region.elements_per_shard if self.sync.shards else region.box.volume
 
     def _shard_rings(
-        self, store: RowStore, regions: Sequence[tuple[ParameterRegion, int]], block: int
+        self, store: RowStore, regions: Sequence[tuple[ParameterRegion, torch.dtype]], block: int
     ) -> tuple[int, int, int, int]:
-        """Numbers the rings of regions with shards in a block; regions: (region, bytes of an element).
+        """Numbers the rings of regions with shards in a block; regions: (region, dtype of its parameter).
 
         Returns the set of rings that reduce-scatters, the set that gathers, the set that all-reduces shards
         over their replicas (-1: none), and the first row of amounts.
         """
-        # Bytes of the full buffers, by ring (a tuple of devices).
-        amounts: dict[tuple[int, ...], int] = {}
-        replica_amounts: dict[tuple[int, ...], int] = {}
-        for s, element_bytes in regions:
+        # By ring (a tuple of devices), the bytes of the full buffer: summed, in memory, gathered.
+        amounts: dict[tuple[int, ...], Array] = {}
+        replica_amounts: dict[tuple[int, ...], Array] = {}
+        for s, dtype in regions:
+            gathered = self.plan.parsed_precision.gather_dtype(dtype).itemsize
+            widths = np.array([reduced_element_bytes(self.plan, dtype), dtype.itemsize, gathered])
             for ring in s.groups:
-                amounts[ring] = amounts.get(ring, 0) + s.padded_elements * element_bytes
+                amounts[ring] = amounts.get(ring, 0) + s.padded_elements * widths
             for ring in s.replicas if s.group_size else ():
-                nbytes = s.elements_per_shard * element_bytes
-                replica_amounts[ring] = replica_amounts.get(ring, 0) + nbytes
-        both = [*amounts.values(), *replica_amounts.values()]
-        row, _ = store.amounts.add(np.array([[n, n] for n in both]))
+                replica_amounts[ring] = replica_amounts.get(ring, 0) + s.elements_per_shard * widths
+        row, _ = store.amounts.add(np.array([*amounts.values(), *replica_amounts.values()]))
         numbers, rings = self.cluster.rings, tuple(amounts)
         # The gradients of a block that the same sets of devices sum are summed together.
         key = block, tuple(dict.fromkeys(s.devices for s, _ in regions))
@@ -213,13 +217,13 @@ class ParameterRows:
         return scatter, numbers.set_number(rings, Collective.ALL_GATHER, key), replicas, row
 
     def gather_row(
-        self, store: RowStore, number: int, regions: Sequence[tuple[ParameterRegion, int]]
+        self, store: RowStore, number: int, regions: Sequence[tuple[ParameterRegion, torch.dtype]]
     ) -> Slot:
         """Returns the slot of a gather of a block (ZeRO-3) in sync_units.
 
-        number: that of the gather; regions: (region, bytes of an element).
+        number: that of the gather; regions: (region, dtype of its parameter).
         """
-        to_sync = [(s, element_bytes) for s, element_bytes in regions if s.needs_sync]
+        to_sync = [(s, dtype) for s, dtype in regions if s.needs_sync]
         if not to_sync:
             return NOTHING
 

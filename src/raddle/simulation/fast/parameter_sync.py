@@ -130,7 +130,7 @@ class ParameterSync:
         """Updates the row of the gather of a block (ZeRO-3)."""
         index, plan_rows = self.index, self.plan_rows
         numbers = [index.parameter_number[name] for name in index.gathers[number]]
-        regions = [(s, self._value(p).dtype.itemsize) for p in numbers for s in self.regions[p]]
+        regions = [(s, self._value(p).dtype) for p in numbers for s in self.regions[p]]
         slot = self.parameter_rows.gather_row(store, number, regions)
         plan_rows.set_slot(undo, store, plan_rows.slots.gathers, number, slot, store.sync_units)
 

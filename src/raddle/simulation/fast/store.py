@@ -59,7 +59,7 @@ class RowStore:
         # sync_units: whole parameters, or slices of them, that are synchronised at once; amounts: bytes of
         # a sync unit for each ring; sizes: (device, bytes in memory); members: the parameters of bundles,
         # which are slices of several parameters that are synchronised together.
-        self.computes, self.messages, self.amounts = RowArray(2), RowArray(8), RowArray(2)
+        self.computes, self.messages, self.amounts = RowArray(2), RowArray(8), RowArray(3)
         self.sync_units, self.sizes = RowArray(SYNC_COLUMNS), RowArray(2)
         self.members = RowArray(1)
         self._cache: dict[Any, Any] = {}

@@ -28,7 +28,9 @@ function whatText(data, method) {
     name(method.label, 60),
     " on ",
     name(data.cluster.name, 40),
-    ` · ${plural(data.cluster.devices.length, "device")}`,
+    ` · ${plural(data.cluster.devices.length, "device")} · `,
+    name(`${method.precision} with ${method.optimizer}`, 60),
+    ", simulated",
   );
 }
 
