@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from equality import program_bytes
 from ranks import on_threads
 from torch import Tensor, nn
 
 import raddle
 from raddle.errors import InputError
+from raddle.plans.notation import read_tiles
 from raddle.plans.plan import Plan
+from raddle.program.lower import lower
+from raddle.program.program import Gather, Reduce, buffer_bytes
 from raddle.runtime.trainer import Trainer
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -22,6 +26,7 @@ STEPS, SEEDS = 2, range(3)
 MOST = 1.1  # by which the error may exceed plain PyTorch's
 SYNCS = [
     "allreduce",
+    "server:0",
     "sharded",
     "sharded:parameters",
     "sharded,group=2",
@@ -30,6 +35,7 @@ SYNCS = [
     "p3",
     "p3:collective",
 ]
+WHOLE = [s for s in SYNCS if s.startswith(("allreduce", "sharded", "server"))]  # without slices
 loss = nn.functional.cross_entropy
 
 
@@ -98,9 +104,14 @@ def train(
     return states[0], trainers
 
 
+def doubled(batches: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    return [(x.double(), y) for x, y in batches]
+
+
 def error(state: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
     return sum(
-        float((state[name].double() - t.detach()).square().sum()) for name, t in exact.items()
+        float((state[name].detach().double() - t.detach()).square().sum())
+        for name, t in exact.items()
     )
 
 
@@ -110,8 +121,9 @@ def check(ranks: int, precision: str, sync: str) -> None:
     for seed in SEEDS:
         torch.manual_seed(seed)
         model, batches = model_and_batches()
-        doubled = [(x.double(), y) for x, y in batches]
-        exact = dict(plain(copy.deepcopy(model).double(), doubled, "float64").named_parameters())
+        exact = dict(
+            plain(copy.deepcopy(model).double(), doubled(batches), "float64").named_parameters()
+        )
         state, _ = train(model, batches, ranks, precision=precision, sync=sync)
         assert all(t.dtype == torch.float32 for t in state.values())
         ours += error(state, exact)
@@ -125,6 +137,109 @@ def check(ranks: int, precision: str, sync: str) -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_autocast_is_as_precise_as_plain(precision: str, sync: str) -> None:
     check(2, precision, sync)
+
+
+@pytest.mark.parametrize("sync", WHOLE)
+def test_master_weights_are_as_precise_as_plain(sync: str) -> None:
+    check(2, "bf16:pure", sync)
+
+
+@pytest.mark.parametrize("sync", [s for s in SYNCS if s not in WHOLE])
+def test_slices_without_master_weights_are_refused(sync: str) -> None:
+    with pytest.raises(InputError, match="for which no master weights are kept: use allreduce"):
+        check(2, "bf16:pure", sync)
+
+
+@pytest.mark.parametrize("sync", [s for s in SYNCS if s.startswith("sharded")])
+@pytest.mark.parametrize("options", ["gather=bf16", "gather=bf16,reduce=float32", "reduce=bf16"])
+def test_shards_are_cast_before_they_are_gathered(options: str, sync: str) -> None:
+    """As precise as FSDP2's mixed precision, which rounds weights and gradients in the same places."""
+    check(2, f"bf16,{options}", sync)
+
+
+def test_bytes_of_collectives_have_the_dtypes_of_the_options() -> None:
+    torch.manual_seed(0)
+    model, batches = model_and_batches()
+    total = {}
+    for options in ("", ",gather=bf16", ",gather=bf16,reduce=float32"):
+        precision, sync = f"bf16{options}", "sharded:parameters"
+        _, trainers = train(model, batches, 2, precision=precision, sync=sync)
+        program = trainers[0].program
+        for trainer in trainers:
+            sent = trainer.transport.collective_bytes
+            expected: dict[tuple[str, tuple[int, ...]], int] = {}
+            for i in program.instructions:
+                if isinstance(i, Reduce | Gather):
+                    kind = "all_gather" if isinstance(i, Gather) else "reduce_scatter"
+                    for ring, nbytes in buffer_bytes(program, i).items():
+                        expected[kind, ring] = expected.get((kind, ring), 0) + STEPS * nbytes
+            assert {k: n for k, n in sent.items() if k[0] != "all_reduce"} == expected
+        total[options] = {kind: n for (kind, _), n in expected.items()}
+    plain, narrow, mixed = total.values()
+    assert narrow == {kind: n // 2 for kind, n in plain.items()}
+    assert mixed == {**plain, "all_gather": plain["all_gather"] // 2}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "bf16:pure"])
+def test_what_crosses_ranks_has_the_dtype_in_which_it_was_computed(precision: str) -> None:
+    """Layers on alternating ranks: every activation and its gradient is sent."""
+    torch.manual_seed(0)
+    model, batches = model_and_batches()
+    x, y = batches[0]
+    graph = raddle.capture(model, [x], targets=[y], loss=loss)
+    lines = [f"{op.name}: @{number % 2}\n" for number, op in enumerate(graph.ops)]
+    plan = Plan(read_tiles(graph, "".join(lines)), 2, precision=precision)
+    wide = program_bytes(lower(graph, replace(plan, precision="float32")))
+    trainers = []
+
+    def work(trainer: Trainer) -> dict[str, Tensor]:
+        trainers.append(trainer)
+        for batch in batches:
+            trainer.step(*batch)
+        return trainer.state_dict()
+
+    state = on_threads(2, work, model, plan, sgd, graph=graph, loss=loss)[0]
+    sent = {
+        (t.rank, peer): n for t in trainers for peer, n in t.transport.total_sent().items() if n
+    }
+    narrow = program_bytes(trainers[0].program)
+    assert sent == {pair: STEPS * nbytes for pair, nbytes in narrow.items()}
+    assert sum(narrow.values()) < 0.8 * sum(wide.values())
+    exact = dict(
+        plain(copy.deepcopy(model).double(), doubled(batches), "float64").named_parameters()
+    )
+    reference = dict(plain(model, batches, precision).named_parameters())
+    assert error(state, exact) <= MOST**2 * error(reference, exact)
+
+
+def test_a_checkpoint_has_the_master_weights() -> None:
+    """A run that is saved and resumed under another plan has the bits of one that was not stopped."""
+    torch.manual_seed(0)
+    model, batches = model_and_batches()
+    graph = raddle.capture(model, [batches[0][0]], targets=[batches[0][1]], loss=loss)
+
+    def run(ranks: int, sync: str, work: Any) -> Any:
+        plan = plan_of(graph, ranks, precision="bf16:pure", sync=sync)
+        return on_threads(ranks, work, model, plan, sgd, graph=graph, loss=loss)[0]
+
+    def save(trainer: Trainer) -> Any:
+        trainer.step(*batches[0])
+        return trainer.state_dict(), trainer.optimizer_state_dict()
+
+    def resume(trainer: Trainer) -> Any:
+        trainer.load_state_dict(saved[0])
+        trainer.load_optimizer_state_dict(saved[1])
+        trainer.step(*batches[1])
+        return trainer.state_dict()
+
+    def whole(trainer: Trainer) -> Any:
+        return trainer.step(*batches[0]), trainer.step(*batches[1]), trainer.state_dict()
+
+    for sync in WHOLE:
+        saved = run(2, sync, save)
+        assert any(not torch.equal(t, t.bfloat16().float()) for t in saved[0].values())
+        resumed, uninterrupted = run(2, sync, resume), run(2, sync, whole)[-1]
+        assert all(torch.equal(resumed[name], t) for name, t in uninterrupted.items())
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
