@@ -87,6 +87,11 @@ class CompiledFunctions:
         # Functions that are ready, with whether gradients are on
         self._ready: set[tuple[Function, bool]] = set()
 
+    @property
+    def compiled(self) -> int:
+        """The number of different functions that were compiled so far, without phases of split backwards."""
+        return sum(run is not function for function, run in self._compiled.items())
+
     def share(self, code: GeneratedCode) -> GeneratedCode:
         """Returns the code with the function of the first equal code, so that it is compiled only once."""
         return code._replace(function=self._shared.setdefault(code.key, code.function))
