@@ -55,6 +55,7 @@ class Case:
     def __init__(self, model: str, precision: str) -> None:
         self.work, self.precision = gpu_models.load(model), PRECISIONS[precision]
         self.batch = len(self.work.inputs[0])
+        self.loss = raddle.supervised(self.work.loss, targets=len(self.work.targets))
         self.trainers: dict[str, Trainer] = {}
 
     def accumulate(self) -> Makers:
@@ -122,11 +123,12 @@ class Case:
     def raddle(self, side: str, graph: Graph, plan: Plan, **more: Any) -> Step:
         """Return a step of raddle, compiled. side: under which its trainer is kept."""
         trainer = raddle.parallelize(
-            copy.deepcopy(self.work.model).cpu(), replace(plan, precision=self.precision), sgd,
-            graph=graph, loss=self.work.loss, device=place(), compile=True, **more,
+            copy.deepcopy(self.work.model).cpu(), sgd, plan=replace(plan, precision=self.precision),
+            graph=graph, loss=self.loss, device=place(), compile=True, **more,
         )  # fmt: skip
         self.trainers[side] = trainer
-        return lambda: trainer.step(*self.work.inputs, *self.work.targets)
+        batch = tuple(self.samples(0, self.batch))
+        return lambda: trainer.step(batch)
 
     def plain(self, parts: Sequence[Sequence[Tensor]]) -> Step:
         """Return a step of compiled PyTorch: a backward for each of these batches, then an update."""
@@ -152,12 +154,8 @@ class Case:
 
     def graph(self, samples: int) -> Graph:
         """Return the graph of the model for the first samples of the batch."""
-        inputs, targets = (
-            [t[:samples].cpu() for t in tensors]
-            for tensors in (self.work.inputs, self.work.targets)
-        )
-        model = copy.deepcopy(self.work.model).cpu()
-        return raddle.capture(model, inputs, targets=targets, loss=self.work.loss)
+        example = tuple(t.cpu() for t in self.samples(0, samples))
+        return raddle.capture(copy.deepcopy(self.work.model).cpu(), example, self.loss)
 
     def samples(self, first: int, end: int) -> list[Tensor]:
         """Return these samples of the batch."""

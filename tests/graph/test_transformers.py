@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.graph.interpret import interpret
+from raddle.graph.supervised import supervised
 
 hf = pytest.importorskip("transformers")
 
@@ -188,7 +189,7 @@ def check(
 def test_step(name: str) -> None:
     model, inputs = build(CASES[name])
     with Float32AsFloat64():
-        graph = capture(model, inputs, loss=lambda out: out.loss)
+        graph = capture(model, inputs, supervised(lambda out: out.loss, targets=0))
         expected = step_of_module(model, inputs)
     assert [op.attrs["call"] for op in graph.opaque_ops] == []
     check(model, inputs, graph, expected, 1e-9)
@@ -198,6 +199,6 @@ def test_step(name: str) -> None:
 def test_step_with_parts_in_float32(name: str) -> None:
     """The unmodified model in float64, which computes the loss or every norm in float32."""
     model, inputs = build(CASES[name])
-    graph = capture(model, inputs, loss=lambda out: out.loss)
+    graph = capture(model, inputs, supervised(lambda out: out.loss, targets=0))
     assert torch.float32 in {value.dtype for value in graph.values.values()}
     check(model, inputs, graph, step_of_module(model, inputs), 1e-6)

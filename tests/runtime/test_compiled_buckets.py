@@ -16,6 +16,7 @@ from timeouts import HANG
 from torch import nn
 
 import raddle
+from raddle.graph.supervised import supervised
 from raddle.program.lower import lower
 from raddle.program.segments import segments
 from raddle.runtime.actions import Action, Backward, StartAllReduce
@@ -29,9 +30,12 @@ WIDTH, LAYERS, RANKS = 16, 4, 2
 def test_sums_start_during_a_compiled_backward() -> None:
     torch.manual_seed(0)
     layers = [m for _ in range(LAYERS) for m in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
-    model, loss = nn.Sequential(*layers, nn.Linear(WIDTH, 3)), nn.functional.cross_entropy
+    model, loss = (
+        nn.Sequential(*layers, nn.Linear(WIDTH, 3)),
+        supervised(nn.functional.cross_entropy),
+    )
     x, y = torch.randn(8, WIDTH), torch.randint(3, (8,))
-    graph = raddle.capture(model, [x], targets=[y], loss=loss)
+    graph = raddle.capture(model, (x, y), loss)
     plan = raddle.search(graph, raddle.cluster(f"local:{RANKS}"), "data")
     program = lower(graph, replace(plan, bucket=2 * WIDTH * WIDTH * 4))  # two layers fill a bucket
     hub, orders = Hub(RANKS, timeout=HANG), dict[int, list[Action]]()
@@ -45,9 +49,9 @@ def test_sums_start_during_a_compiled_backward() -> None:
             hub.transport(number), place, loss=loss, functions=functions,
         )  # fmt: skip
         order: list[Action] = []
-        trainer.step(x, y)
+        trainer.step((x, y))
         trainer.executor.record = lambda action, start, end: order.append(action)
-        trainer.step(x, y)
+        trainer.step((x, y))
         with lock:
             orders[number] = order
         trainer.close()

@@ -14,6 +14,7 @@ from timeouts import HANG
 from torch import Tensor, nn
 
 import raddle
+from raddle.graph.supervised import supervised
 from raddle.plans.precision import read_precision
 from raddle.program.lower import lower
 from raddle.runtime.execution.compiled_functions import CompiledFunctions
@@ -73,7 +74,7 @@ def plain_gradients(
 def raddle_gradients(model: nn.Module, x: Tensor, y: Tensor, *, compiled: bool) -> Tensor:
     """The gradients, as the change of the parameters in a step of SGD with a learning rate of 1."""
     loss, place = nn.functional.cross_entropy, torch.device("cpu")
-    graph = raddle.capture(model, [x], targets=[y], loss=loss)
+    graph = raddle.capture(model, (x, y), supervised(loss))
     plan = raddle.search(graph, raddle.cluster("local:1"), "data")
     program = lower(graph, replace(plan, precision="bf16"))
     trainer = Trainer(
@@ -81,7 +82,7 @@ def raddle_gradients(model: nn.Module, x: Tensor, y: Tensor, *, compiled: bool) 
         loss=loss, functions=CompiledFunctions("default" if compiled else None),
     )  # fmt: skip
     before = trainer.state_dict()
-    trainer.step(x, y)
+    trainer.step((x, y))
     after = trainer.state_dict()
     trainer.close()
     names = [name for name, _ in model.named_parameters()]

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 import raddle
 from raddle import zoo
-from raddle.runtime.trainer import Trainer
+from raddle.runtime.trainer import Trainer, parallelize
 
 # Calls that read a tensor on the host, or copy numbers from the host to the tensor's device
 WAITING = (
@@ -65,16 +65,14 @@ def trainer_of(
     work, place = zoo.load(name, device="cpu"), "cuda" if torch.cuda.is_available() else "cpu"
     settings = dict(plan_settings or {})
     microbatches = settings.get("microbatches", 1)
-    inputs, targets = (
-        [t[: len(t) // microbatches] for t in ts] for ts in (work.inputs, work.targets)
-    )
-    graph = raddle.capture(work.model, inputs, targets=targets, loss=work.loss)
+    example = tuple(t[: len(t) // microbatches] for t in work.batch)
+    graph = raddle.capture(work.model, example, work.loss)
     plan = replace(raddle.search(graph, raddle.cluster("local:1"), "data"), **settings)
-    trainer = raddle.parallelize(
-        work.model, plan, make or (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True)),
-        graph=graph, loss=work.loss, device=place, compile=False, **more,
+    trainer = parallelize(
+        work.model, make or (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True)),
+        plan=plan, graph=graph, loss=work.loss, device=place, compile=False, **more,
     )  # fmt: skip
-    return trainer, tuple(t.to(place) for t in (*work.inputs, *work.targets))
+    return trainer, tuple(t.to(place) for t in work.batch)
 
 
 @pytest.mark.parametrize(
@@ -101,20 +99,20 @@ def test_no_setting_makes_a_step_wait(case: dict[str, Any]) -> None:
 
 
 def check(trainer: Trainer, batch: tuple[Tensor, ...]) -> None:
-    trainer.step(*batch)  # the first step of an optimizer makes its state
-    trainer.step(*batch)
+    trainer.step(batch)  # the first step of an optimizer makes its state
+    trainer.step(batch)
     with refuse_waits():
-        losses = [trainer.step(*batch) for _ in range(STEPS)]
-    assert all(bool(torch.isfinite(loss)) for loss in losses)
+        results = [trainer.step(batch) for _ in range(STEPS)]
+    assert all(bool(torch.isfinite(result.loss)) for result in results)
     trainer.close()
 
 
 def test_the_mode_refuses_what_waits() -> None:
     """The test can fail: a finite check reads the loss, as it raises an error before the update."""
     trainer, batch = trainer_of("gpt-tiny", check_finite=True)
-    trainer.step(*batch)
+    trainer.step(batch)
     error = RuntimeError if torch.cuda.is_available() else HostWait
     with pytest.raises(error), refuse_waits():
-        trainer.step(*batch)
+        trainer.step(batch)
     with nullcontext():
         trainer.transport.close()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import raddle
 from raddle.errors import InputError
+from raddle.graph.supervised import supervised
 from raddle.plans.notation import read_tiles
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
@@ -36,7 +37,8 @@ SYNCS = [
     "p3:collective",
 ]
 WHOLE = [s for s in SYNCS if s.startswith(("allreduce", "sharded", "server"))]  # without slices
-loss = nn.functional.cross_entropy
+criterion = nn.functional.cross_entropy
+loss = supervised(criterion)
 
 
 def model_and_batches() -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
@@ -60,7 +62,7 @@ def plain(model: nn.Module, batches: Iterable[Sequence[Tensor]], precision: str)
     for x, y in batches:
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=low, enabled=low is not None):
-            value = loss(compute(x.to(next(compute.parameters()).dtype)), y)
+            value = criterion(compute(x.to(next(compute.parameters()).dtype)), y)
         pairs = list(zip(model.parameters(), compute.parameters(), strict=True))
         for _, p in pairs:
             p.grad = None
@@ -86,17 +88,17 @@ def train(
 ) -> tuple[dict[str, Tensor], list[Trainer]]:
     """Trains on threads; returns the state of the module, and the closed trainers."""
     x, y = batches[0]
-    graph = raddle.capture(model, [x], targets=[y], loss=loss)
+    graph = raddle.capture(model, (x, y), loss)
     trainers = []
 
     def work(trainer: Trainer) -> dict[str, Tensor]:
         trainers.append(trainer)
         for batch in batches:
-            trainer.step(*batch)
+            trainer.step(batch)
         return trainer.state_dict()
 
     states = on_threads(
-        ranks, work, model, plan_of(graph, ranks, **more), sgd, graph=graph, loss=loss
+        ranks, work, model, sgd, plan=plan_of(graph, ranks, **more), graph=graph, loss=loss
     )
     for state in states[1:]:
         for name, tensor in state.items():
@@ -186,7 +188,7 @@ def test_what_crosses_ranks_has_the_dtype_in_which_it_was_computed(precision: st
     torch.manual_seed(0)
     model, batches = model_and_batches()
     x, y = batches[0]
-    graph = raddle.capture(model, [x], targets=[y], loss=loss)
+    graph = raddle.capture(model, (x, y), loss)
     lines = [f"{op.name}: @{number % 2}\n" for number, op in enumerate(graph.ops)]
     plan = Plan(read_tiles(graph, "".join(lines)), 2, precision=precision)
     wide = program_bytes(lower(graph, replace(plan, precision="float32")))
@@ -195,10 +197,10 @@ def test_what_crosses_ranks_has_the_dtype_in_which_it_was_computed(precision: st
     def work(trainer: Trainer) -> dict[str, Tensor]:
         trainers.append(trainer)
         for batch in batches:
-            trainer.step(*batch)
+            trainer.step(batch)
         return trainer.state_dict()
 
-    state = on_threads(2, work, model, plan, sgd, graph=graph, loss=loss)[0]
+    state = on_threads(2, work, model, sgd, plan=plan, graph=graph, loss=loss)[0]
     sent = {
         (t.rank, peer): n for t in trainers for peer, n in t.transport.total_sent().items() if n
     }
@@ -216,24 +218,24 @@ def test_a_checkpoint_has_the_master_weights() -> None:
     """A run that is saved and resumed under another plan has the bits of one that was not stopped."""
     torch.manual_seed(0)
     model, batches = model_and_batches()
-    graph = raddle.capture(model, [batches[0][0]], targets=[batches[0][1]], loss=loss)
+    graph = raddle.capture(model, batches[0], loss)
 
     def run(ranks: int, sync: str, work: Any) -> Any:
         plan = plan_of(graph, ranks, precision="bf16:pure", sync=sync)
-        return on_threads(ranks, work, model, plan, sgd, graph=graph, loss=loss)[0]
+        return on_threads(ranks, work, model, sgd, plan=plan, graph=graph, loss=loss)[0]
 
     def save(trainer: Trainer) -> Any:
-        trainer.step(*batches[0])
+        trainer.step(batches[0])
         return trainer.state_dict(), trainer.optimizer_state_dict()
 
     def resume(trainer: Trainer) -> Any:
         trainer.load_state_dict(saved[0])
         trainer.load_optimizer_state_dict(saved[1])
-        trainer.step(*batches[1])
+        trainer.step(batches[1])
         return trainer.state_dict()
 
     def whole(trainer: Trainer) -> Any:
-        return trainer.step(*batches[0]), trainer.step(*batches[1]), trainer.state_dict()
+        return trainer.step(batches[0]), trainer.step(batches[1]), trainer.state_dict()
 
     for sync in WHOLE:
         saved = run(2, sync, save)
@@ -257,7 +259,7 @@ def test_a_step_with_infinite_gradients_is_skipped_by_all(ranks: int, fused: boo
     """The scale begins so high that the first steps overflow; it falls until one does not."""
     torch.manual_seed(0)
     model, (batch, _) = model_and_batches()
-    graph = raddle.capture(model, [batch[0]], targets=[batch[1]], loss=loss)
+    graph = raddle.capture(model, batch, loss)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
 
     def make(parameters: Any) -> torch.optim.Optimizer:
@@ -269,7 +271,7 @@ def test_a_step_with_infinite_gradients_is_skipped_by_all(ranks: int, fused: boo
         scaler.scale.fill_(2.0**30)
         log = []
         for _ in range(24):
-            trainer.step(*batch)
+            trainer.step(batch)
             state = trainer.state_dict()
             log.append(
                 (scaler.scale.item(), all(torch.equal(state[n], t) for n, t in before.items()))
@@ -277,7 +279,7 @@ def test_a_step_with_infinite_gradients_is_skipped_by_all(ranks: int, fused: boo
         return [log, trainer.optimizer_state_dict()]
 
     plan = plan_of(graph, ranks, precision="fp16")
-    results = on_threads(ranks, work, model, plan, make, graph=graph, loss=loss)
+    results = on_threads(ranks, work, model, make, plan=plan, graph=graph, loss=loss)
     log, saved = results[0]
     assert all(result[0] == log for result in results)
     skipped = sum(unchanged for _, unchanged in log)
@@ -293,7 +295,7 @@ def test_a_step_with_infinite_gradients_is_skipped_by_all(ranks: int, fused: boo
         return trainer.setup.scaler.scale.item()
 
     assert (
-        on_threads(ranks, resume, model, plan, make, graph=graph, loss=loss)
+        on_threads(ranks, resume, model, make, plan=plan, graph=graph, loss=loss)
         == [2.0 ** (30 - skipped)] * ranks
     )
 
@@ -303,7 +305,7 @@ def test_the_scale_grows_as_torchs() -> None:
     torch.manual_seed(0)
     model, batches = model_and_batches()
     x, y = batches[0]
-    graph = raddle.capture(model, [x], targets=[y], loss=loss)
+    graph = raddle.capture(model, (x, y), loss)
     reference, optimizer = (
         torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=2000),
         None,
@@ -318,10 +320,10 @@ def test_the_scale_grows_as_torchs() -> None:
         reference.load_state_dict({**reference.state_dict(), "_growth_tracker": 1998})
         for number in range(6):
             inputs = x * (3e38 if number == 1 else 1.0)
-            trainer.step(inputs, y)
+            trainer.step((inputs, y))
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.float16):
-                value = loss(plain_model(inputs), y)
+                value = criterion(plain_model(inputs), y)
             reference.scale(value).backward()
             reference.step(optimizer)
             reference.update()
@@ -330,7 +332,9 @@ def test_the_scale_grows_as_torchs() -> None:
                 scaler.good_steps.fill_(1998)
                 reference.load_state_dict({**reference.state_dict(), "_growth_tracker": 1998})
 
-    on_threads(1, work, model, plan_of(graph, 1, precision="fp16"), sgd, graph=graph, loss=loss)
+    on_threads(
+        1, work, model, sgd, plan=plan_of(graph, 1, precision="fp16"), graph=graph, loss=loss
+    )
 
 
 def test_overlapping_steps_in_fp16_are_refused() -> None:
@@ -344,13 +348,15 @@ def test_precision_of_parallelize_replaces_the_plans() -> None:
     torch.manual_seed(0)
     model, batches = model_and_batches()
     x, y = batches[0]
-    graph = raddle.capture(model, [x], targets=[y], loss=loss)
+    graph = raddle.capture(model, (x, y), loss)
 
     def planned(trainer: Trainer) -> str:
         return trainer.plan.precision
 
     def run(**more: Any) -> Any:
-        return on_threads(1, planned, model, plan_of(graph, 1), sgd, graph=graph, loss=loss, **more)
+        return on_threads(
+            1, planned, model, sgd, plan=plan_of(graph, 1), graph=graph, loss=loss, **more
+        )
 
     assert run(precision="bf16") == ["bf16"]
     assert run() == ["float32"]

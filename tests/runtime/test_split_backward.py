@@ -12,6 +12,7 @@ from timeouts import HANG
 from torch import Tensor, nn
 
 import raddle
+from raddle.graph.supervised import supervised
 from raddle.plans.notation import read_tiles
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
@@ -36,7 +37,7 @@ class Model(nn.Module):
         y = self.norm(self.before(x).transpose(1, 2) + self.embed(positions))
         q, k, v = self.project(y).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
         attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        result: Tensor = self.head(self.drop(attended.transpose(1, 2).flatten(2))).flatten(0, 1)
+        result: Tensor = self.head(self.drop(attended.transpose(1, 2).flatten(2))).transpose(1, 2)
         return result
 
 
@@ -51,19 +52,18 @@ def train(
     torch.manual_seed(0)
     model = Model().to(dtype)
     x, positions = torch.randn(4, 3, 6, dtype=dtype), torch.randint(8, (4, 6))
-    y = torch.randint(4, (4 * 6,))
-    graph = raddle.capture(
-        model, [x[:2], positions[:2]], targets=[y[:12]], loss=nn.functional.cross_entropy
-    )
+    y = torch.randint(4, (4, 6))
+    loss = supervised(nn.functional.cross_entropy)
+    graph = raddle.capture(model, (x[:2], positions[:2], y[:2]), loss)
     tiles = read_tiles(graph, "".join(f"{op.name}: @0\n" for op in graph.ops))
     plan = Plan(tiles, 1, microbatches=2, split_backward=split, bn="microbatch", precision=autocast)
     functions = CompiledFunctions(None if backend is None else "default", backend=backend)
     place = torch.device("cpu")
     trainer = Trainer(
         copy.deepcopy(model), lower(graph, plan), lambda p: torch.optim.SGD(p, lr=0.1),
-        join(place, None, HANG), place, loss=nn.functional.cross_entropy, functions=functions,
+        join(place, None, HANG), place, loss=loss, functions=functions,
     )  # fmt: skip
-    losses = [float(trainer.step(x, positions, y)) for _ in range(STEPS)]
+    losses = [float(trainer.step((x, positions, y))) for _ in range(STEPS)]
     state = trainer.state_dict()
     trainer.close()
     return losses, state, functions

@@ -198,7 +198,11 @@ class Variant:
 
         Its gradient starts on the first or, if the loss is replicated (replicated_loss.py), on all.
         """
-        op = next(op for op in self.graph.ops if self.graph.loss in op.outputs)
+        return self.devices_of(self.graph.loss or "")
+
+    def devices_of(self, value: str) -> tuple[int, ...]:
+        """Returns the devices that hold a computed scalar."""
+        op = next(op for op in self.graph.ops if value in op.outputs)
         if op.name in self.merges:
             return self.merges[op.name][0].devices
         return tuple(dict.fromkeys(t.device for t in self.tiles[op.name].tiles))

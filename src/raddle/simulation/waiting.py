@@ -47,7 +47,7 @@ from raddle.simulation.heaps import (
 
 Array = np.ndarray
 
-MAX_GIVE_WAY = 16  # see above
+MAX_GIVE_WAY = 16  # after these, a task reserves both of its resources
 NEW = 2**31  # the lower 32 bits of the key of a task that has not waited: NEW + its number
 LOWER_BITS = 2**32 - 1
 NO_RESOURCE, NO_PAIR = -1, -1

@@ -5,7 +5,8 @@ dropout y[a..] = x[a..], seed[]      a..: any number of dimensions
 As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
 function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
 call into operators of the builder `b`.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
+`declare` adds an operator kind with traits (traits.py), `b.emit` adds an operator to the graph; its
+argument `suffix` is the last part of the operator's name.
 """
 
 from __future__ import annotations

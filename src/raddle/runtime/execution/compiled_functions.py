@@ -89,7 +89,7 @@ class CompiledFunctions:
 
     @property
     def compiled(self) -> int:
-        """The number of different functions that were compiled so far, without phases of split backwards."""
+        """The number of different functions compiled so far, without phases of split backwards."""
         return sum(run is not function for function, run in self._compiled.items())
 
     def share(self, code: GeneratedCode) -> GeneratedCode:

@@ -4,7 +4,7 @@ The gradients of a block are packed into one flat buffer and reduce-scattered; t
 shards at the end of the step; the parameters of a block are gathered in one flat buffer. With ZeRO-2 this
 happens after the update, and the next forward waits for it; with ZeRO-3 before each use. If shards have
 replicas on other ranks (HSDP), the sums of a block are all-reduced over them after its reduce-scatter. A
-block is some operators whose parameters share a buffer; ShardedBlock (actions.py) draws the buffer.
+block is some operators whose parameters share a buffer; ShardedBlock (actions.py) has a picture of it.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class ShardedParameterUpdater(ParameterUpdater):
         """
         slots = self.store.slots
         for view in self.views:
-            original = originals.get(view.slot)
-            slots[view.source.slot] = nn.Parameter(
-                slots[view.slot].detach()[view.rows]
+            original = originals.get(view.parameter_slot)
+            slots[view.shard.slot] = nn.Parameter(
+                slots[view.parameter_slot].detach()[view.rows]
                 if original is None
                 else original.detach()[view.rows].clone()
             )
@@ -76,8 +76,8 @@ class ShardedParameterUpdater(ParameterUpdater):
         super().write(slot, tensor)
         with torch.no_grad():
             for view in self.views:
-                if view.slot == slot:
-                    self.store.slots[view.source.slot].copy_(tensor[view.rows])
+                if view.parameter_slot == slot:
+                    self.store.slots[view.shard.slot].copy_(tensor[view.rows])
 
     def begin(self, *, updating: bool) -> None:
         self._updating = updating
@@ -203,10 +203,12 @@ class ShardedParameterUpdater(ParameterUpdater):
         with torch.no_grad():
             for region in block.regions:
                 if region.slot in gather.slots:
-                    gathered = region.slot in store.gathered.by_slot
+                    # ZeRO-3: the full parameter has memory only while it is used, so it is allocated
+                    # here. ZeRO-2: the parameter in the slot is overwritten.
+                    is_temporary = region.slot in store.gathered.by_slot
                     target = (
                         store.gathered.allocate(region.slot)
-                        if gathered
+                        if is_temporary
                         else store.slots[region.slot].data
                     )
                     _read_parts(

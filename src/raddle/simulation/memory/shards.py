@@ -9,7 +9,8 @@ all-reduce of shards over their replicas (HSDP) needs no memory: it sums in the 
     sum of a shard        from the start of the reduce-scatter until the update has ended
     buffer of a gather    from the start of the gather until its parameters are unpacked: at the end of the
                           gather or, with ZeRO-3, when the first run that waits for the gather starts
-    gathered parameter    ZeRO-3: from its unpacking until the end of the last run that reads it then
+    gathered parameter    ZeRO-3: from its unpacking until the end of the last run that waits for the gather
+                          and reads it
 """
 
 # d: device; times are in nanoseconds, as in ledger.py
