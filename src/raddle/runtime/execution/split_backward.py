@@ -72,7 +72,7 @@ class SplitCall:
                     results[r].to(dtype) for r, dtype in zip(self.results, self.dtypes, strict=True)
                 )
 
-            _, backward = torch.func.vjp(forward, *arguments[first:end])
+            backward = torch.func.vjp(forward, *arguments[first:end])[1]
             given: tuple[Tensor, ...] = backward(tuple(gradients))
             return given
 
