@@ -17,6 +17,7 @@ from raddle.plans.notation import read_tiles
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.runtime.execution.compiled_functions import CompiledFunctions, NotCompiled
+from raddle.runtime.execution.split_backward import SplitCall
 from raddle.runtime.trainer import Trainer
 from raddle.transport.join import join
 
@@ -45,7 +46,7 @@ def train(
     backend: Any,
     *,
     split: bool = True,
-    autocast: str = "float32",
+    precision: str = "float32",
     dtype: torch.dtype = torch.float64,
 ) -> tuple[list[float], dict[str, Tensor], CompiledFunctions]:
     """Trains on one rank; returns losses, parameters and the compiled functions. backend None: eager."""
@@ -56,7 +57,9 @@ def train(
     loss = supervised(nn.functional.cross_entropy)
     graph = raddle.capture(model, (x[:2], positions[:2], y[:2]), loss)
     tiles = read_tiles(graph, "".join(f"{op.name}: @0\n" for op in graph.ops))
-    plan = Plan(tiles, 1, microbatches=2, split_backward=split, bn="microbatch", precision=autocast)
+    plan = Plan(
+        tiles, 1, microbatches=2, split_backward=split, bn="microbatch", precision=precision
+    )
     functions = CompiledFunctions(None if backend is None else "default", backend=backend)
     place = torch.device("cpu")
     trainer = Trainer(
@@ -96,3 +99,27 @@ def test_phases_that_cannot_be_compiled_run_eagerly_and_are_named_once() -> None
     assert len(sentences) == len(set(sentences))
     assert any("runs its split backward without torch.compile: " in s for s in sentences)
     assert_equal(refused, state)
+
+
+def test_a_forward_that_can_be_compiled_runs_its_phases_eagerly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The compiler refuses B and W alone: they run through one autograd graph of the plain function."""
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("no such thing")
+
+    _, state, _ = train(None)
+    monkeypatch.setattr(SplitCall, "phase", lambda split, phase: refuse)
+    with pytest.warns(NotCompiled, match="runs its split backward without torch.compile: no such"):
+        _, refused, functions = train("aot_eager")
+    assert functions.compiled > 0
+    assert_equal(refused, state)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_phases_compute_in_the_plans_precision(precision: str) -> None:
+    _, eager, _ = train(None, precision=precision, dtype=torch.float32)
+    _, compiled, _ = train("aot_eager", precision=precision, dtype=torch.float32)
+    for name, tensor in eager.items():
+        torch.testing.assert_close(compiled[name], tensor, rtol=1e-2, atol=1e-3, msg=name)

@@ -99,7 +99,9 @@ class CompiledFunctions:
     def function_of(self, call: Call) -> Function:
         """Returns the function that runs a call."""
         function = call.code.function
-        if self.mode is None:
+        # With gradients, a split backward runs twice on one forward, and a compiled backward cannot. So
+        # this is a call whose phases cannot be compiled: `split_call` has named it.
+        if self.mode is None or (call.split_backward and torch.is_grad_enabled()):
             return function
         if (function, torch.is_grad_enabled()) in self._ready:
             return self._compiled[function]

@@ -89,8 +89,6 @@ class Segments:
         arguments = [*weights, *nondifferentiable]
         # Addresses of the weights that are ZeRO-3 parameters, gathered for this call; usually empty.
         gathered_memory = self.store.gathered.storage_addresses(call.weights)
-        # Without gradients, PyTorch may choose another attention kernel, which would draw other masks. So
-        # the first forward of a recomputed call with native dropout runs as the second one does.
         split = None
         if builds_graph and call.split_backward:
             every = [*inputs, *arguments, *call.numbers]
@@ -98,6 +96,8 @@ class Segments:
         if split is not None:
             builds_graph = False  # each phase of the backward is a function of its own
             self._split[call.number] = _SavedForPhases(split, [v.detach() for v in every], weights)
+        # Without gradients, PyTorch may choose another attention kernel, which would draw other masks. So
+        # the first forward of a recomputed call with native dropout runs as the second one does.
         if builds_graph or (call.recompute and call.random_stream):
             pairs = [make_leaf(value) for value in inputs]
             leaves, inputs = [leaf for leaf, _ in pairs], [value for _, value in pairs]
