@@ -20,6 +20,7 @@ from raddle.plans.notation import read_tiles
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.program import Gather, Reduce, buffer_bytes
+from raddle.runtime.execution.tf32 import tf32_products
 from raddle.runtime.trainer import Trainer
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -362,3 +363,55 @@ def test_precision_of_parallelize_replaces_the_plans() -> None:
     assert run() == ["float32"]
     with pytest.raises(InputError, match="precision is 'int4': choose"):
         run(precision="int4")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "bf16:pure"])
+@pytest.mark.parametrize("sync", WHOLE)
+def test_smaller_batches_and_evaluations_have_the_plans_precision(
+    precision: str, sync: str
+) -> None:
+    """A last, smaller batch updates the same master weights; an evaluation computes with them."""
+    torch.manual_seed(0)
+    model, ((x, y), *_) = model_and_batches()
+    batches = [(x, y), (x[:10], y[:10]), (x, y)]
+    graph = raddle.capture(model, (x, y), loss)
+
+    def work(trainer: Trainer) -> tuple[float, dict[str, Tensor]]:
+        for batch in batches:
+            trainer.step(batch)
+        return float(trainer.evaluate((x, y)).loss), trainer.state_dict()
+
+    plan = plan_of(graph, 2, precision=precision, sync=sync)
+    results = on_threads(2, work, model, sgd, plan=plan, graph=graph, loss=loss)
+    trained, exact = (
+        dict(plain(m, b, p).named_parameters())
+        for m, b, p in (
+            (model, batches, precision),
+            (copy.deepcopy(model).double(), doubled(batches), "float64"),
+        )
+    )
+    assert error(results[0][1], exact) <= 2 * MOST**2 * error(trained, exact)
+    evaluated = copy.deepcopy(model)
+    evaluated.load_state_dict(results[0][1])
+    with torch.no_grad():
+        assert results[0][0] == pytest.approx(float(criterion(evaluated(x), y)), rel=0.02)
+
+
+def test_tf32_is_switched_on_for_a_while_and_restored() -> None:
+    before = switches()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        torch.backends.cudnn.allow_tf32 = False
+        for enabled, inside in ((True, ("high", True)), (False, ("medium", False))):
+            with tf32_products(enabled=enabled):
+                with tf32_products(enabled=enabled):  # another rank of this process
+                    pass
+                assert switches() == inside
+            assert switches() == ("medium", False)
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def switches() -> tuple[str, bool]:
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
