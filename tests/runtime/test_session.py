@@ -167,7 +167,9 @@ def test_ranks_train_and_rank_0_reports(
 def test_processes_train_in_the_precision_that_threads_do(
     launch: Any, plan: Any, sync: str, precision: str
 ) -> None:
-    path = plan("mlp-tiny", "data", 2, sync=sync)
+    path = plan("mlp-tiny", "data", 2)
+    content = json.loads(pathlib.Path(path).read_text())
+    pathlib.Path(path).write_text(json.dumps({**content, "sync": sync}))
     words = [path, "--steps", 4, "--lr", 0.1, "--json", "--precision", precision]
     first, second = launch(2, words)
     assert [first.code, second.code] == [0, 0], first.error
