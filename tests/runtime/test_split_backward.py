@@ -111,7 +111,7 @@ def test_a_forward_that_can_be_compiled_runs_its_phases_eagerly(
 
     _, state, _ = train(None)
     monkeypatch.setattr(SplitCall, "phase", lambda split, phase: refuse)
-    with pytest.warns(NotCompiled, match="runs its split backward without torch.compile: no such"):
+    with pytest.warns(NotCompiled, match="runs its split backward without torch.compile: "):
         _, refused, functions = train("aot_eager")
     assert functions.compiled > 0
     assert_equal(refused, state)
