@@ -60,7 +60,13 @@ def main() -> None:
     if plan is None:
         graph = raddle.capture(model, example, loss)
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        plan = raddle.search(graph, raddle.cluster(f"local:{ranks}"), options.method, bn="global")
+        plan = raddle.search(
+            graph,
+            raddle.cluster(f"local:{ranks}"),
+            options.method,
+            bn="global",
+            optimizer="momentum",
+        )
         if options.save and os.environ.get("RANK", "0") == "0":
             from raddle.plans.plan_file import save
 

@@ -186,8 +186,8 @@ def run_cases(
         print(f"not run: {', '.join(not_run)}", flush=True)
     if output:
         with open(output, "w", encoding="utf-8") as file:
-            found = {"torch": torch.__version__, "results": results, "not_run": not_run}
-            json.dump(found, file, indent=1)
+            content = {"torch": torch.__version__, "results": results, "not_run": not_run}
+            json.dump(content, file, indent=1)
 
 
 def main() -> None:

@@ -27,7 +27,8 @@ from raddle.graph.aliasing import refuse_parameters_as_inputs, refuse_shared_mem
 from raddle.graph.arguments import leaves
 from raddle.graph.builder import Builder
 from raddle.graph.dtypes import carries_gradient
-from raddle.graph.graph import FusedCall, Graph, Op, Value
+from raddle.graph.graph import Graph, Value
+from raddle.graph.live_part import live_part
 from raddle.graph.mutation import Memory, View, is_view, out_of_place, writes_in_place
 from raddle.graph.placeholders import Placeholders
 from raddle.graph.recapture import capture_once_per_size, resize_batch
@@ -139,27 +140,6 @@ def _depends_on_data(meta: Any) -> bool:
     return isinstance(meta, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def _live_part(
-    b: Builder, wanted: set[str]
-) -> tuple[dict[str, Value], tuple[Op, ...], tuple[FusedCall, ...]]:
-    """Returns the values, operators and fused calls that the wanted values depend on, without dead code."""
-    needed, ops = set(wanted), []
-    for op in reversed(b.ops):
-        if any(o in needed for o in op.outputs):
-            needed.update(op.inputs)
-            ops.append(op)
-    live_names = {op.name for op in ops}
-    computed = {o for op in ops for o in op.outputs}
-    values = {n: v for n, v in b.values.items() if v.role != "op" or n in computed}
-    fused = []
-    for f in b.fused_calls:
-        outputs = tuple(o if o in computed else None for o in f.outputs)
-        if any(outputs):
-            names = tuple(name for name in f.ops if name in live_names)
-            fused.append(dataclasses.replace(f, ops=names, outputs=outputs))
-    return values, tuple(reversed(ops)), tuple(fused)
-
-
 class _Translation:
     """Translates an exported program, node by node, into a graph."""
 
@@ -202,7 +182,7 @@ class _Translation:
         trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
         refuse_shared_memory(states, self.placeholders.lifted_constants, trained | set(updates))
         wanted = {*outputs, *metrics.values(), *updates.values(), *([loss] if loss else [])}
-        values, ops, fused = _live_part(self.builder, wanted)
+        values, ops, fused = live_part(self.builder, wanted)
         for value in values.values():
             if 0 in value.shape:
                 raise InputError(
@@ -219,7 +199,7 @@ class _Translation:
             updates,
             self.placeholders.aliases,
             fused,
-            self.placeholders.constants,
+            {n: t for n, t in self.placeholders.constants.items() if n in values},
             metrics,
         )
 

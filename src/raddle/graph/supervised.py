@@ -123,16 +123,18 @@ def split_metrics(result: Any) -> tuple[Tensor, dict[str, Tensor]]:
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
         loss, metrics = result
     if not (isinstance(loss, Tensor) and loss.shape == () and loss.is_floating_point()):
-        shape = f" of shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, Tensor) else ""
+        kind = (
+            f"tensor of shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, Tensor) else ""
+        )
         raise InputError(
-            f"the loss is a {type(loss).__name__}{shape}: return one floating-point scalar, or the scalar "
+            f"the loss is a {kind or type(loss).__name__}: return one floating-point scalar, or the scalar "
             "and a dict of metrics."
         )
     for name, metric in metrics.items():
         if not isinstance(name, str) or not isinstance(metric, Tensor) or metric.shape != ():
-            shape = f" of shape {tuple(metric.shape)}" if isinstance(metric, Tensor) else ""
+            kind = f"tensor of shape {tuple(metric.shape)}" if isinstance(metric, Tensor) else ""
             raise InputError(
-                f"the metric {name!r} is a {type(metric).__name__}{shape}: a metric is a scalar tensor, "
+                f"the metric {name!r} is a {kind or type(metric).__name__}: a metric is a scalar tensor, "
                 "such as a mean over the samples."
             )
     return loss, dict(metrics)

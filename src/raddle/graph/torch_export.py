@@ -6,9 +6,12 @@ here.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import logging
 import os
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor
 
 from raddle.errors import InputError
+from raddle.graph.certain_values import CertainValues
 from raddle.graph.snapshot import restore_on_exit
 from raddle.graph.step_module import StepModule, Traced
 
@@ -34,7 +38,10 @@ def export(
     on_meta = any(t.is_meta for t in [*model.parameters(), *model.buffers()])
     try:
         default_device = torch.device("meta") if on_meta else nullcontext()
-        with restore_on_exit(step), _refuse_custom_backward(), _without_warnings(), default_device:
+        with (
+            restore_on_exit(step), _refuse_custom_backward(), _without_warnings(), default_device,
+            _without_partial_graph(), CertainValues(),
+        ):  # fmt: skip
             program = torch.export.export(step, tuple(map(_distinct_input, inputs)), strict=False)
             return program, copy.copy(step.traced)
     except InputError:
@@ -77,6 +84,15 @@ def _without_warnings() -> Iterator[None]:
 
 
 @contextmanager
+def _without_partial_graph() -> Iterator[None]:
+    """Leaves out what is written to stderr if torch.export fails: it prints an unfinished graph."""
+    written = io.StringIO()
+    with contextlib.redirect_stderr(written):
+        yield
+    sys.stderr.write(written.getvalue())  # it did not fail: this is the model's output
+
+
+@contextmanager
 def _refuse_custom_backward() -> Iterator[None]:
     """Refuses custom autograd functions and hooks on gradients while torch.export runs.
 
@@ -85,7 +101,9 @@ def _refuse_custom_backward() -> Iterator[None]:
     """
 
     def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if cls.__name__ == "_NoopSaveInputs":  # used by non-reentrant checkpoints: changes nothing
+        # Non-reentrant checkpoints use the first, which changes nothing. The second is the backward of an
+        # operator of torch.library, which belongs to the operator wherever it runs.
+        if cls.__name__ == "_NoopSaveInputs" or cls.__name__.startswith("GeneratedBackwardFor_"):
             return apply.__func__(cls, *args, **kwargs)
         reentrant = "Checkpoint" in cls.__name__
         hint = " (for a checkpoint, say use_reentrant=False)" if reentrant else ""
@@ -115,7 +133,10 @@ def _user_location(error: BaseException) -> str:
 
     The place is the innermost frame that is neither in torch nor in raddle.
     """
-    library_folders = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
+    # With a separator at the end: torchvision is no part of torch.
+    library_folders = tuple(
+        os.path.dirname(file) + os.sep for file in (torch.__file__, os.path.dirname(__file__))
+    )
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         if (

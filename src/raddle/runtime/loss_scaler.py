@@ -75,18 +75,18 @@ class LossScaler:
         """
         with_gradient = [p for p in parameters if p.grad is not None]
         inverse = self.scale.double().reciprocal().float()
-        found = torch.zeros((), dtype=torch.float32, device=self.scale.device)
+        is_infinite = torch.zeros((), dtype=torch.float32, device=self.scale.device)
         gradients = [p.grad for p in with_gradient if p.grad is not None]
         if gradients:
             largest = torch.nn.utils.get_total_norm(gradients, float("inf"))
-            found = (~largest.isfinite()).float().to(found.device)
+            is_infinite = (~largest.isfinite()).float().to(is_infinite.device)
         for parameter, gradient in zip(with_gradient, gradients, strict=True):
             parameter.grad = gradient * inverse.to(gradient.dtype)
         all_ranks = tuple(range(self.transport.size))
         self.transport.all_reduce(
-            all_ranks, FOUND_INF_TAG, found.view(1), "infinite gradients"
+            all_ranks, FOUND_INF_TAG, is_infinite.view(1), "infinite gradients"
         ).wait()
-        return found.clamp(max=1.0)
+        return is_infinite.clamp(max=1.0)
 
     def _adapt(self, skipped: Tensor) -> None:
         """Makes the factor smaller after a skipped step, and larger after many good steps."""

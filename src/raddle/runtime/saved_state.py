@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -44,14 +44,13 @@ class SavedState:
     def load(self, folder: str | pathlib.Path) -> None:
         """Loads what `save` wrote, under this plan or another one; every rank reads the folder.
 
-        With the same plan the run goes on bit for bit. The generators are set if the number of ranks is the
-        same.
+        With the same plan the run goes on bit for bit. With another number of ranks, torch's generator is
+        set only if it was the same on all ranks, so that data loaders draw the same order.
         """
         run = self._on_all_ranks(lambda: read_run(folder))
         self.load_state_dict(run.model)
         self.load_optimizer_state_dict(run.optimizer)
-        if len(run.generators) == self.setup.transport.size:
-            _set_generators(self.setup, run.generators[self.setup.rank])
+        _set_generators(self.setup, run.generators)
 
     def _on_all_ranks(self, action: Callable[[], Any]) -> Any:
         """Returns the result of an action; if it fails on any rank, raises InputError on all of them."""
@@ -140,9 +139,14 @@ def _generators(setup: Setup) -> Tensor:
     return torch.cat(states)
 
 
-def _set_generators(setup: Setup, states: Tensor) -> None:
-    """Sets the generators of this rank to what `_generators` returned."""
+def _set_generators(setup: Setup, by_rank: Sequence[Tensor]) -> None:
+    """Sets the generators of this rank; by_rank: what `_generators` returned on each rank."""
     count = torch.get_rng_state().numel()
-    torch.set_rng_state(states[:count].clone())
-    if setup.place.type == "cuda" and states.numel() > count:
-        torch.cuda.set_rng_state(states[count:].clone(), setup.place)
+    cpu_states = [states[:count] for states in by_rank]
+    if len(by_rank) == setup.transport.size:
+        states = by_rank[setup.rank]
+        torch.set_rng_state(states[:count].clone())
+        if setup.place.type == "cuda" and states.numel() > count:
+            torch.cuda.set_rng_state(states[count:].clone(), setup.place)
+    elif cpu_states and all(torch.equal(state, cpu_states[0]) for state in cpu_states):
+        torch.set_rng_state(cpu_states[0].clone())
