@@ -104,7 +104,6 @@ class Executor:
         self.step_metrics: list[dict[str, Tensor]] = []  # of each step of the last run, by name
         self.parameter_updater = _make_updater(program, rank_actions, transport, self.store)
         precision = program.plan.parsed_precision
-        self.uses_tf32 = precision.tf32_products and self.store.place.type == "cuda"
         self.segments = Segments(
             self.store,
             self.parameter_updater,
@@ -189,6 +188,8 @@ class Executor:
                 if tensor.dtype != dtype:
                     originals[source.slot] = tensor
                 tensor = torch.nn.Parameter(tensor.detach().to(dtype))
+            elif source.role == "frozen":
+                tensor = tensor.to(self.program.graph.values[source.name].dtype)
             self.slots[source.slot] = tensor
         if (
             isinstance(self.parameter_updater, SlicedParameterUpdater)
@@ -200,10 +201,10 @@ class Executor:
     def parameters(self) -> list[tuple[SlotSource, torch.nn.Parameter]]:
         """Returns all parameter regions of this rank, each with the source that names its box.
 
-        Where a parameter has master weights (parameter_updater.py), it returns these.
+        Where a parameter has master weights (master_weights.py), it returns these.
         """
         return [
-            (s, self.parameter_updater.master(s.slot))
+            (s, self.parameter_updater.masters.of(s.slot))
             for s in self.rank_actions.sources_with_role("parameter")
         ]
 
@@ -254,7 +255,8 @@ class Executor:
         handlers = (
             self._handlers if update else {**self._handlers, **dict.fromkeys(UPDATE_ACTIONS, _skip)}
         )
-        with tf32_products(enabled=self.uses_tf32):
+        tf32 = self.program.plan.parsed_precision.tf32_products and self.place.type == "cuda"
+        with tf32_products(enabled=tf32):
             self._run_all(partial(self._run_in_order, handlers))
         self.messages.finish()
         losses = self.losses.wait()

@@ -31,7 +31,7 @@ class OverlappingParameterUpdater(ParameterUpdater):
 
     def load(self, originals: Mapping[int, Tensor]) -> None:
         """Makes master weights. Each all-reduce allocates its buffer, as several steps may be in flight."""
-        self._make_masters(originals)
+        self.masters.make(self.updated_slots, originals)
 
     def begin(self, *, updating: bool) -> None:
         self.stash = WeightStash(latest=self.latest)  # versions count from the first step of a run
@@ -80,4 +80,4 @@ class OverlappingParameterUpdater(ParameterUpdater):
             for s, p in zip(action.slots, parameters, strict=True)
         ]
         self.stash.stash_before_update(action, parameters)
-        self._step_optimizer(action.slots, gradients)
+        self.masters.update(action.slots, gradients, self.optimizer_step)

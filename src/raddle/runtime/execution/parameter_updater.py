@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from raddle.runtime.actions import (
     Bucket,
@@ -22,6 +22,7 @@ from raddle.runtime.actions import (
     StartAllReduce,
     UpdateParameters,
 )
+from raddle.runtime.execution.master_weights import MasterWeights
 from raddle.runtime.execution.store import Store
 from raddle.runtime.weight_stash import WeightUse
 from raddle.transport.base import Pending, Transport, WidenedSum
@@ -48,9 +49,7 @@ class ParameterUpdater:
         # Slot -> its gradient, a view of a bucket buffer
         self._bucket_views: dict[int, Tensor] = {}
         self._pending_sums: list[Pending] = []  # all-reduces in flight
-        # Slot of a parameter that is in a narrower dtype than the module's -> the weights in the module's
-        # dtype, which the optimizer updates. Other parameters are their own master weights.
-        self.masters: dict[int, nn.Parameter] = {}
+        self.masters = MasterWeights(store)  # what the optimizer updates
         self.optimizer_step: Callable[[], None] = lambda: None  # set by the executor
 
     def load(self, originals: Mapping[int, Tensor]) -> None:
@@ -58,7 +57,7 @@ class ParameterUpdater:
 
         originals: slot of a parameter -> its values in the module's dtype, if the slot has another dtype.
         """
-        self._make_masters(originals)
+        self.masters.make(self.updated_slots, originals)
         if self.bucket_buffers:
             return
         for bucket in self.buckets:
@@ -87,40 +86,6 @@ class ParameterUpdater:
     def weight_uses(self) -> list[WeightUse]:
         """Returns the log of used weight versions; empty unless steps overlap."""
         return []
-
-    # -- master weights --------------------------------------------------------------------------------
-
-    def _make_masters(self, originals: Mapping[int, Tensor]) -> None:
-        """Makes the master weights of the parameters that this rank updates; originals: as in `load`."""
-        self.masters |= {
-            slot: nn.Parameter(originals[slot].detach().clone())
-            for slot in self.updated_slots
-            if slot in originals
-        }
-
-    def master(self, slot: int) -> nn.Parameter:
-        """Returns the parameter that the optimizer updates: the master weights, if a slot has them."""
-        parameter: nn.Parameter = self.masters.get(slot, self.store.slots[slot])
-        return parameter
-
-    def write(self, slot: int, tensor: Tensor) -> None:
-        """Gives a parameter, and its master weights, new values."""
-        with torch.no_grad():
-            self.store.slots[slot].copy_(tensor)
-            if slot in self.masters:
-                self.masters[slot].copy_(tensor)
-
-    def _step_optimizer(self, slots: Sequence[int], gradients: Sequence[Tensor]) -> None:
-        """Lets the optimizer update the parameters in these slots, each with its gradient."""
-        for slot, gradient in zip(slots, gradients, strict=True):
-            parameter = self.master(slot)
-            parameter.grad = gradient.to(parameter.dtype)
-        self.optimizer_step()
-        for slot in slots:
-            self.master(slot).grad = None
-            if slot in self.masters:
-                with torch.no_grad():
-                    self.store.slots[slot].copy_(self.masters[slot])
 
     # -- called by Segments ----------------------------------------------------------------------------
 
@@ -195,7 +160,7 @@ class ParameterUpdater:
             gradient = store.grads[slot] if slot in store.with_gradient else None
             # None: no operator here reads this region
             gradients.append(torch.zeros_like(store.slots[slot]) if gradient is None else gradient)
-        self._step_optimizer(self.updated_slots, gradients)
+        self.masters.update(self.updated_slots, gradients, self.optimizer_step)
         for slot in self.updated_slots:
             store.clear_gradient(slot)
 

@@ -28,6 +28,7 @@ from raddle.runtime.actions import (
     StartReplicaSum,
     UpdateParameters,
 )
+from raddle.runtime.execution.master_weights import MasterWeights
 from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.execution.store import Store
 from raddle.transport.base import Pending, Transport
@@ -45,7 +46,8 @@ class ShardedParameterUpdater(ParameterUpdater):
         blocks: Sequence[ShardedBlock], views: Sequence[ShardView], *, zero3: bool,
     ) -> None:  # fmt: skip
         super().__init__(store, transport, updated_slots)
-        self.blocks, self.views, self.zero3 = blocks, views, zero3
+        self.blocks, self.zero3 = blocks, zero3
+        self.masters = MasterWeights(store, views)
         self._updating = True
         # Block that was reduce-scattered in this step -> the buffer that receives the sums of the shards
         self._sums: dict[int, Tensor] = {}
@@ -63,21 +65,15 @@ class ShardedParameterUpdater(ParameterUpdater):
         tensor of its own in the module's dtype: the master weights.
         """
         slots = self.store.slots
-        for view in self.views:
+        for view in self.masters.shards:
             original = originals.get(view.parameter_slot)
             slots[view.shard.slot] = nn.Parameter(
                 slots[view.parameter_slot].detach()[view.rows]
                 if original is None
                 else original.detach()[view.rows].clone()
             )
-        self._make_masters(originals)  # of parameters that no other rank has
-
-    def write(self, slot: int, tensor: Tensor) -> None:
-        super().write(slot, tensor)
-        with torch.no_grad():
-            for view in self.views:
-                if view.parameter_slot == slot:
-                    self.store.slots[view.shard.slot].copy_(tensor[view.rows])
+        # of parameters that no other rank has
+        self.masters.make(self.updated_slots, originals)
 
     def begin(self, *, updating: bool) -> None:
         self._updating = updating
@@ -191,7 +187,9 @@ class ShardedParameterUpdater(ParameterUpdater):
                 gradients[slot] = (
                     torch.zeros_like(store.slots[slot]) if gradient is None else gradient
                 )
-        self._step_optimizer(self.updated_slots, [gradients[s] for s in self.updated_slots])
+        self.masters.update(
+            self.updated_slots, [gradients[s] for s in self.updated_slots], self.optimizer_step
+        )
         for slot in self.updated_slots:
             store.clear_gradient(slot)
 
