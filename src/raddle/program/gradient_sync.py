@@ -69,6 +69,8 @@ class GradientSync:
         )
         # By parameter and step, the instructions that contribute to its gradient.
         self.contributions: dict[tuple[str, int], list[int]] = {}
+        # The same for instructions that have to end before the gradient is sent.
+        self.waits: dict[tuple[str, int], list[int]] = {}
         # By parameter, the instructions that gave it its present value: updates, pulls or gathers. The next
         # forward that reads it waits for them. last_writers: those of earlier steps.
         self.last_writers: dict[str, list[int]] = {}
@@ -89,11 +91,14 @@ class GradientSync:
         # The bundles whose all-reduces have to start in the order of the plan (turns.py).
         self.turns = Turns([s for s in order if self.facts.needs_sync[s]])
 
-    def contribute(self, name: str, key: Key, number: int) -> None:
+    def contribute(self, name: str, key: Key, number: int, last: int) -> None:
         """Notes a contribution to the gradient of a parameter; synchronises the gradient if it is complete.
 
-        name: of the parameter. key, number: of the instruction that contributes.
+        name: of the parameter. key, number: of the instruction that contributes. last: the instruction
+        after which the gradient may be sent: `number`, or the last of a recomputed block.
         """
+        if last != number:
+            self.waits.setdefault((name, key.step), []).append(last)
         contributions, p = (
             self.contributions.setdefault((name, key.step), []),
             self.parameter_number[name],
@@ -140,7 +145,7 @@ class GradientSync:
             self._add_step_barrier()
         else:
             self.last_writers.update(self.new_writers)
-        self.new_writers, self.contributions = {}, {}
+        self.new_writers, self.contributions, self.waits = {}, {}, {}
         self._begin_step()
 
     def _handle_event(self, event: int, subject: int, run_or_parameter: int, key: Key) -> None:
@@ -174,7 +179,11 @@ class GradientSync:
         awaited = [self.parameters.trainable[member] for member in summed]
         if p >= 0:
             awaited += self.row_writer.parameter_names(row)
-        gradient = [i for name in awaited for i in self.contributions[name, key.step]]
+        gradient = [
+            i
+            for name in awaited
+            for i in (*self.contributions[name, key.step], *self.waits.get((name, key.step), ()))
+        ]
         if self.facts.after_backward and sends_gradients:
             # A device sends after its last computation so far. The row waits for the last computations of
             # all devices; for each sender, only its own has an effect.

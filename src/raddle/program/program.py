@@ -24,6 +24,7 @@ import torch
 
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
+from raddle.plans.optimizers import optimizer_info
 from raddle.plans.pipelining import micro_batch_sizes
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
@@ -305,6 +306,15 @@ class Program:
         dtype = self.graph.values[parameter].dtype
         return self.plan.parsed_precision.gather_dtype(dtype).itemsize
 
+    def held_element_bytes(self, parameter: str) -> int:
+        """Returns the bytes of one element of a parameter, and of its gradient, as operators use it."""
+        sharded = self.plan.parsed_sync.shards
+        return self.gathered_element_bytes(parameter) if sharded else self.element_bytes(parameter)
+
+    def updated_element_bytes(self, parameter: str) -> int:
+        """Returns the bytes of one element that the optimizer updates, and of each of its states."""
+        return updated_dtype(self.graph, parameter).itemsize
+
     def element_bytes(self, value: str) -> int:
         """Returns the bytes of one element of a value in memory."""
         return self.graph.values[value].dtype.itemsize
@@ -319,6 +329,23 @@ def reduced_element_bytes(plan: Plan, dtype: torch.dtype) -> int:
     if sync.shards:
         return precision.reduce_dtype(precision.gather_dtype(dtype)).itemsize
     return 2 if sync.wire_dtype else dtype.itemsize  # compressed to bfloat16 or float16
+
+
+def updated_dtype(graph: Graph, parameter: str) -> torch.dtype:
+    """Returns the dtype of a parameter that the optimizer updates: the module's, as master weights have."""
+    return (graph.captured or graph).values[parameter].dtype
+
+
+def update_bytes(plan: Plan, graph: Graph, parameter: str) -> int:
+    """Returns the bytes that an update reads and writes for each element of a parameter.
+
+    If operators use the parameter in another dtype, the update writes it in that dtype too.
+    """
+    updated, held = updated_dtype(graph, parameter), graph.values[parameter].dtype
+    if plan.parsed_sync.shards:
+        held = plan.parsed_precision.gather_dtype(held)
+    copy = held.itemsize if held != updated else 0
+    return optimizer_info(plan.optimizer).passes * updated.itemsize + copy
 
 
 def buffer_bytes(program: Program, collective: Reduce | Gather) -> dict[tuple[int, ...], int]:

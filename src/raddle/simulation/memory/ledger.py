@@ -129,8 +129,9 @@ class Ledger:
         return np.where(first < NEVER, np.maximum(flight.end, first), flight.end)
 
     def parameter_bytes(self, name: str) -> Array:
-        """Returns by device the bytes of a parameter that it holds."""
+        """Returns by device the bytes of a parameter that it holds, and of its gradient."""
         nbytes = np.zeros(len(self.devices), np.int64)
         for region in self.program.regions[name]:
-            nbytes[list(region.devices)] += region.box.volume * self.program.element_bytes(name)
+            width = self.program.held_element_bytes(name)
+            nbytes[list(region.devices)] += region.box.volume * width
         return nbytes
