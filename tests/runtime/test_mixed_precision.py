@@ -417,3 +417,31 @@ def test_tf32_is_switched_on_for_a_while_and_restored() -> None:
 
 def switches() -> tuple[str, bool]:
     return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("bn", ["local", "global"])
+def test_batch_norm_keeps_its_statistics_in_float32(ranks: int, bn: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4)
+    )
+    x, y = torch.randn(8, 3, 8, 8), torch.randint(4, (8,))
+    graph = raddle.capture(model, (x, y), loss)
+
+    def work(trainer: Trainer) -> tuple[float, dict[str, Tensor]]:
+        trainer.step((x, y))
+        return float(trainer.step((x, y))), trainer.state_dict()
+
+    plan = plan_of(graph, ranks, precision="bf16:pure", bn=bn)
+    value, state = on_threads(ranks, work, model, sgd, plan=plan, graph=graph, loss=loss)[0]
+    optimizer = sgd(model.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        expected = criterion(model(x), y)
+        expected.backward()
+        optimizer.step()
+    if ranks == 1 or bn == "global":
+        assert value == pytest.approx(float(expected), rel=0.1)
+        for name, buffer in model.named_buffers():
+            torch.testing.assert_close(state[name], buffer, rtol=0.05, atol=0.02)
