@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test fuzz extend verify-all check format images bench bench-full clean
+.PHONY: help setup demo test fuzz extend verify-all check format images models bench bench-full clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ format: $(READY)  ## format the code and mend what ruff can
 
 images: $(READY)  ## the README's pictures of the page, with the chromium of this machine
 	RADDLE_IMAGES=docs/images $(BIN)/python -m pytest -q tests/reports/page/test_images.py
+
+models: $(READY)  ## capture one model of every architecture of the model libraries that are installed (bench/models)
+	$(BIN)/python bench/models/run.py
 
 bench: $(READY)  ## run every benchmark, bench/*/run.py, of bench/search what takes minutes
 	@set -e; for script in $(sort $(wildcard bench/*/run.py)); do \

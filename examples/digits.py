@@ -55,32 +55,37 @@ def main() -> None:
     train, test = order[:1536], order[1536:]  # 16 batches of 96 samples; 261 samples to test with
 
     model, plan = Net(), options.plan
+    loss = raddle.supervised(F.cross_entropy)
+    example = images[: options.batch], labels[: options.batch]
     if plan is None:
-        graph = raddle.capture(
-            model,
-            [images[: options.batch]],
-            targets=[labels[: options.batch]],
-            loss=F.cross_entropy,
-        )
+        graph = raddle.capture(model, example, loss)
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        plan = raddle.search(graph, raddle.cluster(f"local:{ranks}"), options.method, bn="global")
+        plan = raddle.search(
+            graph,
+            raddle.cluster(f"local:{ranks}"),
+            options.method,
+            bn="global",
+            optimizer="momentum",
+        )
         if options.save and os.environ.get("RANK", "0") == "0":
             from raddle.plans.plan_file import save
 
             save(plan, graph, options.save)
-    trainer = raddle.parallelize(
-        model, plan, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), loss=F.cross_entropy
-    )
+
+    def sgd(parameters):
+        return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+    trainer = raddle.parallelize(model, sgd, loss=loss, example=example, plan=plan)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(trainer.optimizer, options.epochs)
     for epoch in range(options.epochs):
         shuffled = train[torch.randperm(len(train))]
         for samples in shuffled.split(options.batch):
-            loss = trainer.step(images[samples], labels[samples])
+            result = trainer.step((images[samples], labels[samples]))
         schedule.step()
-        _, (scores,) = trainer.evaluate(images[test], labels[test], outputs=True)
+        scores = trainer.predict(images[test])
         right = (scores.argmax(1) == labels[test]).float().mean()
         if trainer.rank == 0:
-            print(f"epoch {epoch}: loss {loss.item():.4f}, {right:.1%} of the test digits right")
+            print(f"epoch {epoch}: loss {float(result):.4f}, {right:.1%} of the test digits right")
     trainer.close()
 
 

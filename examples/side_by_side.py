@@ -29,9 +29,10 @@ if RANKS == 1:
 else:
     import raddle  # +
 
-    graph = raddle.capture(model, [x[:64]], targets=[y[:64]], loss=F.cross_entropy)  # +
+    loss, batch = raddle.supervised(F.cross_entropy), (x[:64], y[:64])  # +
+    graph = raddle.capture(model, batch, loss)  # +
     plan = raddle.search(graph, raddle.cluster(f"local:{RANKS}"), "owt")  # + or a plan.json
-    trainer = raddle.parallelize(model, plan, sgd, loss=F.cross_entropy)  # +
+    trainer = raddle.parallelize(model, sgd, loss=loss, plan=plan, graph=graph)  # +
 
 for step in range(40):
     first = 64 * (step % 8)  # index of the batch's first sample
@@ -42,6 +43,6 @@ for step in range(40):
         loss.backward()  # -
         optimizer.step()  # -
     else:
-        loss = trainer.step(inputs, targets)  # +
+        loss = trainer.step((inputs, targets)).loss  # +
     if step % 8 == 7 and int(os.environ.get("RANK", "0")) == 0:
         print(f"step {step + 1}: loss {loss.item():.6f}")

@@ -54,7 +54,7 @@ def resnet50(batch: int = 16) -> Task:
 
 def inception(batch: int = 8) -> Task:
     """Returns Inception-v3, a quarter as wide: 292 parameter tensors, with those of the auxiliary head."""
-    # auxiliary: window and stride of the head's pooling, and its kernel size
+    # auxiliary head: window and stride of its pooling, kernel size of its convolution
     model = Inception3(shrink=4, auxiliary=(3, 2, 3), classes=CLASSES, dropout=0.0)
     return model, *images(3, 139, CLASSES)(batch), class_loss_with_auxiliary
 

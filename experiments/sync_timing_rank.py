@@ -86,10 +86,11 @@ class JobRunner:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.workload = load_workload(nets.spec(job.net), batch=job.batch, device="cpu")
         self.graph = capture(
-            self.workload.model, self.workload.inputs, targets=self.workload.targets,
-            loss=self.workload.loss,
+            self.workload.model,
+            self.workload.batch,
+            self.workload.loss,
             name=job.net,
-        )  # fmt: skip
+        )
         self.waits: dict[str, Call] = {}  # by label: waits until all synchronisation is finished
         self.close_calls: list[Call] = []
         self.windows: list[tuple[str, float, float]] = []  # label, begin, end of each block
@@ -150,24 +151,26 @@ class JobRunner:
             return self._torch_step(model, optimizer)
         plan = data_parallel_plan(self.graph, self.size, variant)
         trainer = raddle.parallelize(
-            model, plan, sgd, loss=self.workload.loss, graph=self.graph, device="cpu"
+            model,
+            sgd,
+            plan=plan,
+            loss=self.workload.loss,
+            graph=self.graph,
+            device="cpu",
         )
         self.waits[label] = trainer.synchronize
         self.close_calls.append(trainer.close)
         # this rank's part of the batch
-        part = trainer.part(*self.workload.inputs, *self.workload.targets)
-        return lambda: _discard(trainer.step(*part))
+        part = trainer.part(self.workload.batch)
+        return lambda: _discard(trainer.step(part))
 
     def _torch_step(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
         """Returns a function that trains one usual step of torch on this rank's samples."""
-        inputs, targets = (
-            [t.tensor_split(self.size)[self.rank] for t in tensors]
-            for tensors in (self.workload.inputs, self.workload.targets)
-        )
+        batch = [t.tensor_split(self.size)[self.rank] for t in self.workload.batch]
 
         def step() -> None:
             optimizer.zero_grad()
-            loss: Tensor = self.workload.loss(module(*inputs), *targets)
+            loss: Tensor = self.workload.loss(module, batch)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             float(loss.detach())  # read, as a training loop would

@@ -76,13 +76,7 @@ class GraphsBySize:
     """The graphs of a workload by micro-batch size, each captured once."""
 
     def __init__(self, workload: Workload) -> None:
-        self.full_batch = capture(
-            workload.model,
-            workload.inputs,
-            targets=workload.targets,
-            loss=workload.loss,
-            name=workload.name,
-        )
+        self.full_batch = capture(workload.model, workload.batch, workload.loss, name=workload.name)
         self.by_size: dict[int, Graph] = {}
 
     def for_plan(self, path: str) -> Graph:
@@ -107,12 +101,12 @@ def make_step(
     model = copy.deepcopy(workload.model)
     if isinstance(kind, str):
         trainer = raddle.parallelize(
-            model, kind, sgd, loss=workload.loss, graph=graphs.for_plan(kind), device="cpu"
+            model, sgd, plan=kind, loss=workload.loss, graph=graphs.for_plan(kind), device="cpu"
         )
         trainers[label] = trainer
         # this rank's part of the batch
-        part = trainer.part(*workload.inputs, *workload.targets)
-        return lambda: float(trainer.step(*part))
+        part = trainer.part(workload.batch)
+        return lambda: float(trainer.step(part))
     return ddp_step(workload, DistributedDataParallel(model, bucket_cap_mb=kind))
 
 
@@ -120,15 +114,12 @@ def ddp_step(workload: Workload, module: DistributedDataParallel) -> Step:
     """Returns a function that trains one step by DDP on this rank's samples."""
     optimizer = sgd(module.parameters())
     size, rank = dist.get_world_size(), dist.get_rank()
-    inputs, targets = (
-        [tensor.tensor_split(size)[rank] for tensor in tensors]
-        for tensors in (workload.inputs, workload.targets)
-    )
+    batch = [tensor.tensor_split(size)[rank] for tensor in workload.batch]
 
     def step() -> float:
         optimizer.zero_grad()
-        loss = workload.loss(module(*inputs), *targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = workload.loss(module, batch)
+        loss.backward()
         optimizer.step()
         return float(loss.detach())
 

@@ -23,7 +23,7 @@ def measure(name: str) -> None:
     torch.set_num_threads(1)
     work = zoo.load(name)
     start = time.perf_counter()
-    graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=name)
+    graph = capture(work.model, work.batch, work.loss, name=name)
     seconds = time.perf_counter() - start
     stored = dataclasses.replace(graph, recapture=None)  # without the module
     row = {

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from raddle import supervised
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.notation import read_tiles
@@ -150,7 +151,7 @@ def _exchange(
     stages: tuple[tuple[str, ...], ...] = (),
 ) -> Exchange:  # fmt: skip
     """Return the model with a plan of these tiles; x, target: a micro-batch if there are stages."""
-    graph = capture(model, (x,), targets=(target,), loss=F.mse_loss, name="exchange")
+    graph = capture(model, (x, target), supervised(F.mse_loss), name="exchange")
     lines = "".join(f"{name}: {text}\n" for name, text in tiles.items())
     count = MICROBATCHES if stages else 1
     plan = Plan(

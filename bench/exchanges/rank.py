@@ -91,15 +91,19 @@ def steps(topology: Topology, pattern: str, rounds: int) -> dict[str, Any]:
     """
     exchange = PATTERNS[pattern](topology)
     trainer = raddle.parallelize(
-        exchange.model, exchange.plan, lambda p: torch.optim.SGD(p, lr=1e-3),
-        loss=F.mse_loss, graph=exchange.graph, device="cpu",
-    )  # fmt: skip
-    part = trainer.part(exchange.inputs, exchange.target)
+        exchange.model,
+        lambda p: torch.optim.SGD(p, lr=1e-3),
+        plan=exchange.plan,
+        loss=raddle.supervised(F.mse_loss),
+        graph=exchange.graph,
+        device="cpu",
+    )
+    part = trainer.part((exchange.inputs, exchange.target))
     seconds, busy, by_ranks = [], [], []
     for number in range(WARM_UP + rounds):
         dist.barrier()
         cores, start, used = Busy(), time.perf_counter(), time.process_time()
-        trainer.step(*part)
+        trainer.step(part)
         trainer.synchronize()
         took = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
         cpu_seconds = torch.tensor(time.process_time() - used, dtype=torch.float64)

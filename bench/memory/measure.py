@@ -29,7 +29,7 @@ def peak(name: str, batch: int, optimizer: str) -> int:
     torch.cuda.reset_peak_memory_stats()
     for _ in range(3):
         opt.zero_grad(set_to_none=True)
-        work.loss(work.model(*work.inputs), *work.targets).backward()
+        work.loss(work.model, work.batch).backward()
         opt.step()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated()

@@ -36,7 +36,7 @@ def plans(folder: Path) -> None:
     cluster, predicted = clusters.cluster("h200:4"), {}
     for (model, batch, count), schedules in SCHEDULES.items():
         work = zoo.load(model, batch=batch, device="meta")
-        graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=model)
+        graph = capture(work.model, work.batch, work.loss, name=model)
         for words in schedules:
             schedule, _, recomputed = words.partition(", ")
             settings = Settings(

@@ -23,7 +23,7 @@ MEASURED = pathlib.Path(__file__).with_name("measured.json")
 def predicted(name: str, batch: int, optimizer: str) -> int:
     """Return the predicted peak bytes of a training step on one H200."""
     work = zoo.load(name, batch=batch)
-    graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=name)
+    graph = capture(work.model, work.batch, work.loss, name=name)
     tiles = {op.name: whole_tiling([d.size for d in op.space.dims], [0]) for op in graph.ops}
     program = lower(graph, Plan(tiles, 1, steps=2, optimizer=optimizer))
     return max(peak_bytes(simulate(program, cluster("h200:1"))))

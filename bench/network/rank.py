@@ -66,13 +66,18 @@ def measure(folder: pathlib.Path, batch: int, rounds: int) -> dict[str, Any]:
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     trainer = raddle.parallelize(
-        copy.deepcopy(work.model), folder / f"owt.{batch}.json", sgd, loss=work.loss, device="cpu"
+        copy.deepcopy(work.model),
+        sgd,
+        plan=folder / f"owt.{batch}.json",
+        loss=work.loss,
+        example=work.batch,
+        device="cpu",
     )
-    part = trainer.part(*work.inputs, *work.targets)
+    part = trainer.part(work.batch)
     module = DistributedDataParallel(work.model)
     optimizer = sgd(module.parameters())
     rank, size = dist.get_rank(), dist.get_world_size()
-    batch_part = [t.chunk(size)[rank] for t in (*work.inputs, *work.targets)]
+    batch_part = [t.chunk(size)[rank] for t in work.batch]
 
     def ddp() -> float:
         optimizer.zero_grad()
@@ -81,7 +86,7 @@ def measure(folder: pathlib.Path, batch: int, rounds: int) -> dict[str, Any]:
         optimizer.step()
         return float(loss.detach())
 
-    steps = {"owt": lambda: float(trainer.step(*part)), "ddp": ddp}
+    steps = {"owt": lambda: float(trainer.step(part)), "ddp": ddp}
     times: dict[str, list[float]] = {name: [] for name in steps}
     sent_before = sum(trainer.transport.sent.values())
     for number in range(WARM_UP + rounds):

@@ -81,7 +81,7 @@ def captured(batch: int) -> Graph:
     for module in work.model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name="alexnet")
+    return capture(work.model, work.batch, work.loss, name="alexnet")
 
 
 def predicted(graph: Graph, measured: Any, link: dict[str, float]) -> dict[str, float]:

@@ -41,14 +41,18 @@ def measure(name: str, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
     workload = nets.load(name, nets.NETS[name].micro * nets.MICROBATCHES)
     trainers = {
         schedule: raddle.parallelize(
-            copy.deepcopy(workload.model), folder / f"{name}.{dist.get_world_size()}.{schedule}.json", sgd,
-            loss=workload.loss, device="cpu",
+            copy.deepcopy(workload.model),
+            sgd,
+            plan=folder / f"{name}.{dist.get_world_size()}.{schedule}.json",
+            loss=workload.loss,
+            example=workload.batch,
+            device="cpu",
         )
         for schedule in nets.SCHEDULES
-    }  # fmt: skip
-    batch = [*workload.inputs, *workload.targets]
+    }
+    batch = workload.batch
     losses = {
-        schedule: [float(trainer.step(*batch)) for _ in range(WARM_UP)]
+        schedule: [float(trainer.step(batch)) for _ in range(WARM_UP)]
         for schedule, trainer in trainers.items()
     }
     for schedule_losses in losses.values():
@@ -78,7 +82,7 @@ def _timed(trainer: Any, batch: list[Tensor]) -> float:
     """Returns the seconds that a step takes on the slowest rank."""
     dist.barrier()
     start = time.perf_counter()
-    trainer.step(*batch)
+    trainer.step(batch)
     spent = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
     dist.all_reduce(spent, dist.ReduceOp.MAX)
     return float(spent)
@@ -88,7 +92,7 @@ def _peaks(trainer: Any, batch: list[Tensor]) -> list[int]:
     """Returns the peak bytes by rank: persistent tensors, and what PyTorch allocates during a step."""
     dist.barrier()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        trainer.step(*batch)
+        trainer.step(batch)
     level = peak = 0  # level: bytes allocated now; peak: the most so far
     for event in seen.profiler.kineto_results.events():  # every allocation and every release
         if event.name() == "[memory]":

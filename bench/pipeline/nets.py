@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from raddle import supervised
 from raddle.clusters import Cluster
 from raddle.costs.compute import ComputeCosts
 from raddle.costs.profile import Profile, measure
@@ -61,15 +62,13 @@ def load(name: str, samples: int) -> Workload:
     torch.manual_seed(0)
     model = net.build()
     inputs, targets = net.examples(samples)  # type: ignore[operator]
-    return Workload(name, model, inputs, targets, class_loss)
+    return Workload(name, model, (*inputs, *targets), supervised(class_loss))
 
 
 def captured(name: str) -> Graph:
     """Returns the graph of one micro-batch."""
     workload = load(name, NETS[name].micro)
-    return capture(
-        workload.model, workload.inputs, targets=workload.targets, loss=workload.loss, name=name
-    )
+    return capture(workload.model, workload.batch, workload.loss, name=name)
 
 
 def profiled(graph: Graph, kind: str) -> Profile:

@@ -84,11 +84,16 @@ def of_raddle(row: Row) -> tuple[Any, Callable[[], float]]:
     """Returns raddle's trainer, and a function that trains one step and returns the loss."""
     torch.manual_seed(0)
     model, (x, target) = harness.model(row), harness.batch(row)
-    graph = capture(model, [x[:SAMPLES]], targets=[target[:SAMPLES]], loss=harness.loss)
+    graph = capture(model, (x[:SAMPLES], target[:SAMPLES]), raddle.supervised(harness.loss))
     trainer = raddle.parallelize(
-        model, planned(graph, row), sgd, loss=harness.loss, graph=graph, device="cpu"
+        model,
+        sgd,
+        plan=planned(graph, row),
+        loss=raddle.supervised(harness.loss),
+        graph=graph,
+        device="cpu",
     )
-    return trainer, lambda: float(trainer.step(x, target))
+    return trainer, lambda: float(trainer.step((x, target)))
 
 
 def planned(graph: Graph, row: Row) -> Plan:

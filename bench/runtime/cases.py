@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from raddle import supervised
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans.notation import read_tiling
@@ -165,7 +166,9 @@ CASES = [
 
 def captured(case: Case, model: nn.Module, inputs: list[Tensor], targets: list[Tensor]) -> Graph:
     """Return the graph of a case's model with its loss."""
-    return capture(model, inputs, targets=targets, loss=case.loss, name=case.name)
+    return capture(
+        model, (*inputs, *targets), supervised(case.loss, targets=len(targets)), name=case.name
+    )
 
 
 def dtensor(case: Case, model: nn.Module) -> nn.Module:

@@ -70,13 +70,21 @@ def make_side(side: str, work: gpu_models.Work, precision: Any, optimizer: str) 
     if side.startswith("raddle"):
         model = model.cpu()
         inputs, targets = ([t.cpu() for t in tensors] for tensors in (work.inputs, work.targets))
-        graph = raddle.capture(model, inputs, targets=targets, loss=work.loss)
+        graph = raddle.capture(
+            model, (*inputs, *targets), raddle.supervised(work.loss, targets=len(targets))
+        )
         tiles = read_tiles(graph, "".join(f"{op.name}: @0\n" for op in graph.ops))
         trainer = raddle.parallelize(
-            model, Plan(tiles, devices=1, bn="local"), make, graph=graph, loss=work.loss,
-            device="cuda:0", autocast=precision, compile=side == "raddle compiled",
-        )  # fmt: skip
-        return lambda: trainer.step(*work.inputs, *work.targets)
+            model,
+            make,
+            plan=Plan(tiles, devices=1, bn="local"),
+            graph=graph,
+            loss=raddle.supervised(work.loss, targets=len(targets)),
+            device="cuda:0",
+            autocast=precision,
+            compile=side == "raddle compiled",
+        )
+        return lambda: trainer.step((*work.inputs, *work.targets))
     if side.startswith("ddp"):
         model = nn.parallel.DistributedDataParallel(model, device_ids=[0])
     elif side.startswith("fsdp2"):

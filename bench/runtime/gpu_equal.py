@@ -35,15 +35,21 @@ def main(folder: str, backend: str = "gloo") -> int:
             if isinstance(getattr(module, "dropout", None), float):
                 module.dropout = 0.0
         trainer = raddle.parallelize(
-            copy.deepcopy(work.model), path, sgd, loss=work.loss, device="cuda:0", backend=backend
+            copy.deepcopy(work.model),
+            sgd,
+            plan=path,
+            loss=work.loss,
+            example=work.batch,
+            device="cuda:0",
+            backend=backend,
         )
-        batch = [*work.inputs, *work.targets]
+        batch = work.batch
         optimizer = sgd(work.model.parameters())
         worst = 0.0
         for _ in range(2):
-            raddle_loss = float(trainer.step(*batch))
+            raddle_loss = float(trainer.step(batch))
             optimizer.zero_grad()
-            loss = work.loss(work.model(*work.inputs), *work.targets)
+            loss = work.loss(work.model, work.batch)
             loss.backward()
             optimizer.step()
             worst = max(worst, abs(raddle_loss - loss.item()) / abs(loss.item()))

@@ -34,7 +34,7 @@ def _from_zoo(name: str, batch: int, *, dropout: bool = True) -> Work:
         if not dropout and isinstance(getattr(module, "dropout", None), float):
             module.dropout = 0.0  # attention has its probability as a number
     assert work.loss is not None
-    return Work(work.model, list(work.inputs), list(work.targets), work.loss)
+    return Work(work.model, list(work.batch[:-1]), [work.batch[-1]], work.loss.criterion)
 
 
 class _Logits(nn.Module):

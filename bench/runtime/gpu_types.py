@@ -63,7 +63,7 @@ def train(model: nn.Module, x: Tensor) -> Any:
     }
     settings: dict[str, Any] = {"backend": "gloo"} if RANKS > 1 else {}
     return raddle.parallelize(
-        copy.deepcopy(model), Plan(tiles, RANKS), sgd, graph=graph, device="cuda:0", **settings
+        copy.deepcopy(model), sgd, plan=Plan(tiles, RANKS), graph=graph, device="cuda:0", **settings
     )
 
 
@@ -76,7 +76,7 @@ def deviation(model: nn.Module, x: Tensor) -> float:
     trainer = train(model, x)
     optimizer = sgd(model.parameters())
     for _ in range(STEPS):
-        trainer.step(x)
+        trainer.step((x,))
         optimizer.zero_grad()
         model(x).backward()
         optimizer.step()

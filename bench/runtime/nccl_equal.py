@@ -216,12 +216,19 @@ def outcome_of(case: Case, backend: str, device: torch.device) -> dict[str, Any]
         graph = captured(BATCH // case.microbatches, device)
         plan = case.make(graph, dist.get_world_size())
         trainer = raddle.parallelize(
-            copy.deepcopy(model), plan, sgd, loss=loss, graph=graph, device=device, backend=backend,
-            timeout=WAIT, compile=False,
-        )  # fmt: skip
+            copy.deepcopy(model),
+            sgd,
+            plan=plan,
+            loss=raddle.supervised(loss),
+            graph=graph,
+            device=device,
+            backend=backend,
+            timeout=WAIT,
+            compile=False,
+        )
         try:
             worst = max(
-                relative(float(trainer.step(x, y)), plain)
+                relative(float(trainer.step((x, y))), plain)
                 for plain in plain_losses(model, x, y, case.microbatches)
             )
             state = trainer.state_dict()
@@ -250,7 +257,7 @@ def outcome_of(case: Case, backend: str, device: torch.device) -> dict[str, Any]
 def captured(size: int, device: torch.device) -> Graph:
     """Returns the graph of a micro-batch of this size."""
     x, y = batch(device)
-    return raddle.capture(module(device), [x[:size]], targets=[y[:size]], loss=loss)
+    return raddle.capture(module(device), (x[:size], y[:size]), raddle.supervised(loss))
 
 
 def plain_losses(model: nn.Module, x: torch.Tensor, y: torch.Tensor, microbatches: int) -> Any:

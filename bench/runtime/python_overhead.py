@@ -78,7 +78,7 @@ class InstantTransport:
 def python_seconds(name: str, method: str, bn: str) -> tuple[float, int, int]:
     """Return the seconds of a step of rank 1 of 2, and its numbers of instructions and of actions."""
     work = zoo.load(name, device="cpu")
-    graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
+    graph = capture(work.model, work.batch, work.loss)
     program = lower(graph, plan_for(graph, cluster("local:2"), method, bn=bn))
     rank = Executor(program, InstantTransport(1, 2))  # type: ignore[arg-type]
     state = {**dict(work.model.named_parameters()), **dict(work.model.named_buffers())}
@@ -89,7 +89,7 @@ def python_seconds(name: str, method: str, bn: str) -> tuple[float, int, int]:
         ]
 
     rank.load(lambda s: part(s, state).clone())
-    given = dict(zip(graph.inputs, [*work.inputs, *work.targets], strict=True))
+    given = dict(zip(graph.inputs, work.batch, strict=True))
     fed = {s: part(s, given) for s in rank.rank_actions.sources_with_role("input")}
     rank.run(lambda s: fed[s], 0)
     _take_out_torch(rank)

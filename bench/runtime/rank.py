@@ -44,11 +44,16 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
     inputs, targets = case.batch()
     graph = captured(case, model, inputs, targets)
     trainer = raddle.parallelize(
-        copy.deepcopy(model), _plan(case, graph), sgd, loss=case.loss, graph=graph, device="cpu"
+        copy.deepcopy(model),
+        sgd,
+        plan=_plan(case, graph),
+        loss=raddle.supervised(case.loss),
+        graph=graph,
+        device="cpu",
     )
-    batch = trainer.part(*inputs, *targets)
+    batch = trainer.part((*inputs, *targets))
     peer = _peer(case, model, inputs, targets)
-    steps: dict[str, Callable[[], Any]] = {"raddle": lambda: trainer.step(*batch), "peer": peer}
+    steps: dict[str, Callable[[], Any]] = {"raddle": lambda: trainer.step(batch), "peer": peer}
     losses = [[float(steps["raddle"]()), float(peer())] for _ in range(WARM_UP)]
     times: dict[str, list[float]] = {"raddle": [], "peer": []}
     for number in range(rounds):

@@ -30,7 +30,7 @@ network: {{bandwidth: {rate}, latency: 30 us}}
 def graph_of(model: str, batch: int) -> Graph:
     """Return the captured graph of a model of the zoo."""
     work = zoo.load(model, batch=batch)
-    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=model)
+    return capture(work.model, work.batch, work.loss, name=model)
 
 
 @cache

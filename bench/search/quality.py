@@ -12,6 +12,7 @@ from common import graph_of, keep, machine, results
 from torch import nn
 
 from experiments.optcnn.additive import additive_cost, baselines
+from raddle import supervised
 from raddle.clusters import Cluster, Device, Link
 from raddle.errors import InputError
 from raddle.graph.capture import capture
@@ -113,8 +114,8 @@ def wide_fc() -> Graph:
     model = nn.Sequential(*(m for layer in layers for m in (layer, nn.ReLU())))
     return capture(
         model,
-        [torch.zeros(128, 16384, device="meta")],
-        loss=lambda y: y.square().mean(),
+        (torch.zeros(128, 16384, device="meta"),),
+        supervised(lambda y: y.square().mean(), targets=0),
         name="wide-fc",
     )
 
@@ -126,7 +127,9 @@ def wide_rnn() -> Graph:
     with torch.device("meta"):
         model = LanguageModel(vocabulary=10000, hidden=8192)
         tokens = torch.zeros(64, 8, dtype=torch.int64)
-    return capture(model, [tokens], loss=lambda y: y.square().mean(), name="wide-rnn")
+    return capture(
+        model, (tokens,), supervised(lambda y: y.square().mean(), targets=0), name="wide-rnn"
+    )
 
 
 def reduction(budget: float) -> None:

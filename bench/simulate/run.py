@@ -31,7 +31,7 @@ def measure(count: int, profile: bool) -> None:
 
     def graph_of(name: str, batch: int):  # type: ignore[no-untyped-def]
         work = zoo.load(name, batch=batch)
-        return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=name)
+        return capture(work.model, work.batch, work.loss, name=name)
 
     small, pair = graph_of("lenet-tiny", 8), cluster("p100:1x2")
     simulate(lower(small, plan_for(small, pair, "data", model="lenet-tiny", batch=8)), pair)

@@ -59,9 +59,8 @@ class Bench:
         example = (self.task.inputs, self.task.targets)
         self.graph = capture(
             self.task.model,
-            example[0],
-            targets=example[1],
-            loss=self.task.loss,
+            (*example[0], *example[1]),
+            raddle.supervised(self.task.loss, targets=len(example[1])),
             name=request["model"],
         )
         self.trainers: dict[str, Trainer] = {}
@@ -141,11 +140,16 @@ class Bench:
             return self._plain(DistributedDataParallel(model))
         plan = self._plan(kind)
         trainer = raddle.parallelize(
-            model, plan, sgd, loss=self.task.loss, graph=self.graph, device="cpu"
+            model,
+            sgd,
+            plan=plan,
+            loss=raddle.supervised(self.task.loss),
+            graph=self.graph,
+            device="cpu",
         )
         self.trainers[kind] = trainer
-        part = trainer.part(*self.task.inputs, *self.task.targets)
-        return lambda: void(trainer.step(*part))
+        part = trainer.part((*self.task.inputs, *self.task.targets))
+        return lambda: void(trainer.step(part))
 
     def _plan(self, sync: str) -> Plan:
         """Return the plan for a sync kind; for "auto", rank 0 chooses the fastest kind by simulation."""

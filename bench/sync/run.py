@@ -19,6 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))  # the expe
 from models import task
 
 from experiments.links import lab_cluster
+from raddle import supervised
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.capture import capture
@@ -91,7 +92,11 @@ def predicted(
 ) -> dict[str, float]:
     """Return the simulated seconds of a step by sync kind, with the measured operators and link."""
     given = task(chosen.model, chosen.batch)
-    graph = capture(given.model, given.inputs, targets=given.targets, loss=given.loss)
+    graph = capture(
+        given.model,
+        (*given.inputs, *given.targets),
+        supervised(given.loss, targets=len(given.targets)),
+    )
     on = lab_cluster(chosen.hosts, **measured["link"])
     planned = lab_cluster(chosen.hosts, measured["bytes_per_s"])
     seconds_by_kind = {}

@@ -83,7 +83,7 @@ def main(batch: int, steps: int) -> None:
     layers = layers_of(work.model)
     cuts = json.loads(sys.argv[3])
     owner = [next(r for r in range(size) if at < cuts[r]) for at in range(len(layers))]  # by layer
-    x, y = work.inputs[0], work.targets[0]
+    x, y = work.batch[0], work.batch[-1]
     shapes: list[list[tuple[torch.Size, torch.dtype]]] = []  # by layer: of its saved tensors
     with torch.no_grad():
         value = x

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 
+from raddle.graph.supervised import supervised
+
 COUNTS = (8, 32, 128, 512, 1024)  # devices
 RUNS = 3  # of each number of devices; the table has medians and ranges
 
@@ -41,7 +43,7 @@ def measure(count: int) -> None:
             )
             tokens = torch.zeros(batch, 2048, dtype=torch.long)
         loss = lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten())  # noqa: E731
-        return capture(model, [tokens], targets=[tokens], loss=loss)
+        return capture(model, (tokens, tokens), supervised(loss))
 
     small, pair = transformer(2, 1, 64), cluster("h100:1x2")
     simulate(lower(small, plan_for(small, pair, "data", sync="sharded:parameters")), pair)

@@ -37,7 +37,7 @@ Array = np.ndarray
 class Costs(NamedTuple):
     """The cost of one plan under each model, in the order of MODELS."""
 
-    flops: float  # operations of a step on the busiest device
+    flops: float  # FLOPs of a step on the busiest device
     volume: float  # bytes
     optcnn: float  # seconds
     additive: float  # seconds

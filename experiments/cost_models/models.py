@@ -8,6 +8,9 @@ width in pixels of what the classifier gets. The first argument of VGG and ResNe
 stage. `images(channels, side, classes)(batch)` makes inputs and targets.
 """
 
+from torch import Tensor, nn
+
+from raddle import supervised
 from raddle.api.models import Workload
 from raddle.api.networks import VGG, AlexNet, ResNet, UNet, class_loss, images, masked_images
 
@@ -17,7 +20,7 @@ def alexnet(batch: int = 16) -> Workload:
     model = AlexNet(
         maps=(32, 64, 96, 64, 64), hidden=512, classes=100, pool=3, dropout=0.0
     )  # fmt: skip
-    return Workload("alexnet-like", model, *images(3, 127, classes=100)(batch), class_loss)
+    return _workload("alexnet-like", model, images(3, 127, classes=100)(batch))
 
 
 def vgg(batch: int = 8) -> Workload:
@@ -25,16 +28,23 @@ def vgg(batch: int = 8) -> Workload:
     model = VGG(
         (1, 1, 2, 2, 2), widths=(16, 32, 64, 96, 96), hidden=384, classes=100, pool=2, dropout=0.0
     )  # fmt: skip
-    return Workload("vgg-like", model, *images(3, 64, classes=100)(batch), class_loss)
+    return _workload("vgg-like", model, images(3, 64, classes=100)(batch))
 
 
 def resnet(batch: int = 16) -> Workload:
     """Returns a network with few weights, many small operators, and batch statistics."""
     model = ResNet((1, 1, 1, 1), width=16, classes=100)
-    return Workload("resnet-like", model, *images(3, 96, classes=100)(batch), class_loss)
+    return _workload("resnet-like", model, images(3, 96, classes=100)(batch))
 
 
 def unet(batch: int = 4) -> Workload:
     """Returns a network whose skip connections keep large feature maps alive until the decoder."""
     model = UNet(widths=(8, 16, 32, 64))
-    return Workload("unet-like", model, *masked_images(3, 96, classes=2)(batch), class_loss)
+    return _workload("unet-like", model, masked_images(3, 96, classes=2)(batch))
+
+
+def _workload(
+    name: str, model: nn.Module, examples: tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+) -> Workload:
+    inputs, targets = examples
+    return Workload(name, model, (*inputs, *targets), supervised(class_loss))

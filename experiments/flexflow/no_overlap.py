@@ -31,7 +31,7 @@ class Gain(NamedTuple):
     model: str
     gpus: int
     overlapping: float | None  # synchronisation overlaps with the backward
-    after: float | None  # synchronisation follows the backward
+    after_backward: float | None  # synchronisation follows the backward
 
 
 def no_overlap(options: RunOptions) -> Section:
@@ -71,7 +71,7 @@ def gains_table(gains: Sequence[Gain]) -> Table:
 
 def gains_text(gains: Sequence[Gain]) -> str:
     """Returns sentences about the largest gains with and without overlap."""
-    both = [(g.overlapping, g.after) for g in gains]
+    both = [(g.overlapping, g.after_backward) for g in gains]
     complete = [(a, b) for a, b in both if a is not None and b is not None]
     if not complete:
         return "No plan fits the memory."

@@ -22,7 +22,7 @@ WIDTH_DIVISOR, BATCH = 8, 4
 TARGET = 0.10  # the loss to be reached: mean cross entropy per pixel
 # the methods (methods.py) that are trained
 NAMES = ("one device", "1F1B", "GEMS MASTER", "spatial", "1F1B x data")
-SLOW = "spatial by image"  # not with --quick
+SLOW = "spatial by image"  # one image after the other, each split into tiles; not with --quick
 TITLE = "Time to a loss on a segmentation task"
 
 

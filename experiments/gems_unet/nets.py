@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from torch import nn
 
+from raddle import supervised
 from raddle.api.models import Workload
 from raddle.api.networks import BatchMaker, CifarResNet, UNet, class_loss, images, masked_images
 
@@ -37,7 +38,7 @@ def __getattr__(name: str) -> Callable[..., Workload]:
         """Returns the network with example inputs and targets."""
         model = build(net, width_divisor)
         inputs, targets = example_batches(net, side)(batch)
-        return Workload(name, model, inputs, targets, class_loss)
+        return Workload(name, model, (*inputs, *targets), supervised(class_loss))
 
     return make_workload
 

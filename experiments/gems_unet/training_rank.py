@@ -37,12 +37,17 @@ def main(request: dict[str, Any]) -> None:
     workload = load_workload(request["spec"], batch=request["batch"], device="cpu")
     trainers = {
         label: raddle.parallelize(
-            copy.deepcopy(workload.model), path, _adam, loss=workload.loss, device="cpu"
+            copy.deepcopy(workload.model),
+            _adam,
+            plan=path,
+            loss=workload.loss,
+            example=workload.batch,
+            device="cpu",
         )
         for label, path in request["plans"].items()
     }
     for trainer in trainers.values():  # warm-up: the first step allocates buffers
-        trainer.step(*trainer.part(*batch(request["batch"], request["side"], WARM_UP_SEED)))
+        trainer.step(trainer.part(batch(request["batch"], request["side"], WARM_UP_SEED)))
     curves: dict[str, dict[str, list[float]]] = {
         label: {"seconds": [], "losses": []} for label in trainers
     }
@@ -71,10 +76,10 @@ def _block(trainer: Trainer, request: dict[str, Any], block: int) -> tuple[float
     """Trains a block; returns the slowest rank's seconds (without drawing batches) and the mean loss."""
     steps = request["steps"]
     seeds = range(block * steps, (block + 1) * steps)
-    batches = [trainer.part(*batch(request["batch"], request["side"], seed)) for seed in seeds]
+    batches = [trainer.part(batch(request["batch"], request["side"], seed)) for seed in seeds]
     dist.barrier()
     begin = time.perf_counter()
-    losses = [float(trainer.step(*examples)) for examples in batches]
+    losses = [float(trainer.step(examples)) for examples in batches]
     trainer.synchronize()
     spent = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
     dist.all_reduce(spent, dist.ReduceOp.MAX)

@@ -3,7 +3,7 @@
 This is the part `fusion` of `raddle reproduce horovod`. The paper is "Horovod" (Sergeev and Del Balso,
 arXiv 1802.05799).
 
-*Fused*: gradients are all-reduced together, in buckets. *Apart*: each tensor is all-reduced by itself.
+*Fused*: gradients are all-reduced together, in buckets. *Unfused*: each tensor is all-reduced by itself.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def make(options: RunOptions) -> Section:
 def measure_fusion(hosts: int, rate: str, *, quick: bool) -> list[FusionTimes]:
     """Measures and predicts all networks and runners on hosts of the lab."""
     variants = {}
-    for runner, (fused, apart) in PAIRS.items():
-        variants[f"{runner}, fused"], variants[f"{runner}, apart"] = fused, apart
+    for runner, (fused, unfused) in PAIRS.items():
+        variants[f"{runner}, fused"], variants[f"{runner}, unfused"] = fused, unfused
     jobs = [TimingJob(net, hosts * samples, variants) for net, samples in PER_RANK.items()]
     rounds, steps = (2, 3) if quick else (3, 4)
     measurement = measure_in_lab(jobs, ranks=hosts, rate=rate, rounds=rounds, steps=steps)
@@ -79,7 +79,7 @@ def measure_fusion(hosts: int, rate: str, *, quick: bool) -> list[FusionTimes]:
         jobs, measurement.results, predict(measurement), strict=True
     ):
         for runner in PAIRS:
-            labels = (f"{runner}, fused", f"{runner}, apart")
+            labels = (f"{runner}, fused", f"{runner}, unfused")
             seconds = [job_times.seconds[label] for label in labels]
             rows.append(
                 FusionTimes(
@@ -95,7 +95,7 @@ def table(times: Sequence[FusionTimes]) -> Table:
     columns = (
         Column("network"), Column("tensors", "counted"), Column("hosts"), Column("rate"),
         Column("by"), Column("fused, ms", "measured"), Column("predicted", "simulated"),
-        Column("apart, ms", "measured"), Column("predicted", "simulated"),
+        Column("unfused, ms", "measured"), Column("predicted", "simulated"),
         Column("gain", "measured", 2), Column("predicted", "simulated", 2),
         Column("at most", "printed", 2),
     )  # fmt: skip

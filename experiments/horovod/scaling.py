@@ -39,7 +39,8 @@ GBIT = 1e9 / 8
 SERVER_SIZES_QUICK, SERVER_SIZES = (4, 16), (4, 8, 16, 32)
 SERVER_MODEL = "resnet101"
 RING = "allreduce"  # simulated as a ring, a tree, or rings inside and between nodes
-# ring; one server for all parameters; whole parameters on several servers; slices, assigned greedily
+# ring; one server for all parameters; whole parameters on several servers; slices on several servers
+# (greedy: the largest slice goes to the server with the fewest bytes)
 SYNCS = (RING, "ps:one", "ps", "ps:sliced,greedy")
 
 # Scaling efficiency by devices, as printed; 128: section 8 over TCP, and the documentation (RDMA).

@@ -22,7 +22,8 @@ NET, PER_RANK, RATE = "small", 4, "500mbit"  # PER_RANK: samples of a rank
 QUICK, FULL = (1, 2, 4), (1, 2, 4, 8)  # numbers of ranks
 COMPUTE_ONLY = "compute alone"  # label of a variant, as the names below
 RING, RING_WRAPPED, DDP_LABEL = "all-reduce", "raddle.sync", "DDP"
-# one server; whole parameters on all hosts; slices of parameters on all hosts
+# one server; whole parameters, with servers on all hosts; slices of parameters, with servers on all hosts
+# (greedy: the largest slice goes to the server with the fewest bytes)
 ONE, WHOLE, SLICED = "ps:one", "ps", "ps:sliced,greedy"
 # runner of a SyncVariant (sync_timing.py): "plan" is a data-parallel plan of raddle; "wrapped" a plain
 # torch loop whose optimizer is wrapped in raddle.sync.Optimizer

@@ -29,8 +29,8 @@ CLAIMS = (
 )
 DIFFERS = (
     "The thesis does not print the work of layers (weights): here it is reconstructed from its Tables 5.1 "
-    "and 5.5; operations and a profile of this machine are used too.",
-    "The thesis's volumes in MB are Mi elements; here they are called so, and bytes are given too.",
+    "and 5.5; FLOPs and a profile of this machine are used too.",
+    "The thesis's volumes in MB are Mi elements. Here they have that unit; bytes are given too.",
     "The printed partitions are PaToH's; ours come from raddle's own solvers.",
     "Its run times are of two-socket Xeon nodes; here they are simulated at full size, and measured at "
     "small size in the lab. Efficiency in simulation does not depend on the batch.",

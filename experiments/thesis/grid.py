@@ -156,7 +156,7 @@ def _printed_text() -> str:
     ]
     return (
         f"Printed: with servers, 2 workers take {min(ratios):.2f} to {max(ratios):.2f} x as long as 4 do, "
-        "at the same batch, so the batch is taken as a worker's. " + " ".join(sentences)
+        "at the same batch, so the batch is taken to be that of one worker. " + " ".join(sentences)
     )
 
 

@@ -104,7 +104,7 @@ def _block(step: Step, trainer: Trainer | None, count: int) -> float:
 
 def _overlapped(workload: Workload, trainer: Trainer) -> float:
     """Returns the seconds per step of asynchronous training, over OVERLAPPED_STEPS steps in a row."""
-    part = trainer.part(*workload.inputs, *workload.targets)
+    part = trainer.part(workload.batch)
     return _slowest(partial(trainer.train, [part] * OVERLAPPED_STEPS)) / OVERLAPPED_STEPS
 
 

@@ -3,9 +3,10 @@
 The thesis is that of B. Eserol (docs/papers.md), and this file belongs to `raddle reproduce thesis`.
 
 Where the thesis has a table, work is in its unit (weights reconstructed from its Tables 5.1 and 5.5,
-printed.py), and a fully connected layer is one vertex of the hypergraph. `operations` are FLOP of a
-forward, and each neuron of a fully connected layer is a vertex. Volumes (data sent) are of a forward, in
-Mi elements. MiB are of a whole step: forward, backward and all-reduce of gradients, in float32.
+printed.py), and a fully connected layer is one vertex of the hypergraph. In methods named
+*FLOPs*, work is counted in FLOPs of a forward, and each neuron of a fully connected layer is a vertex.
+Volumes (data sent) are of a forward, in Mi elements. MiB are of a whole step: forward, backward and
+all-reduce of gradients, in float32.
 
 A *part* is what one device gets. *Coarse*: whole filters are distributed; *fine*: input channels of
 filters; *mixed*: each layer along its best axis (samples, filters, input channels, height or width).
@@ -42,8 +43,8 @@ class WeightedPartitioners(NamedTuple):
     """Partitioners of one network under three kinds of vertex weights (the work of a filter)."""
 
     by_reconstruction: Partitioner  # the thesis's weights, reconstructed (printed.py)
-    by_flops: Partitioner  # FLOP of a forward
-    by_profile: Partitioner  # from FLOP and from seconds measured here
+    by_flops: Partitioner  # FLOPs of a forward
+    by_profile: Partitioner  # from FLOPs and from seconds measured here
 
     @property
     def graph(self) -> Graph:
@@ -67,7 +68,7 @@ class StepVolume(NamedTuple):
 def make_partitioners(graph: Graph, profiled: np.ndarray) -> WeightedPartitioners:
     """Returns the partitioners of a graph under the three kinds of weights.
 
-    profiled: the work of each layer, from measured seconds and operations (weights.py).
+    profiled: the work of each layer, from measured seconds and FLOPs (weights.py).
     """
     return WeightedPartitioners(
         Partitioner(graph, np.array(RECONSTRUCTED, float), connected_as_one=True),
@@ -105,12 +106,10 @@ def measure_other_methods(
     # epsilon: the largest part may have (1 + epsilon) times the average work
     request = PartitionRequest(parts, epsilon=DEFAULT, budget=budget)
     volumes = {
-        "coarse-grain, operations": _volume_of_result(
+        "coarse-grain, FLOPs": _volume_of_result(
             partitioners.by_flops.partition("coarse", request)
         ),
-        "fine-grain, operations": _volume_of_result(
-            partitioners.by_flops.partition("fine", request)
-        ),
+        "fine-grain, FLOPs": _volume_of_result(partitioners.by_flops.partition("fine", request)),
         "coarse-grain, profiled here": _volume_of_result(
             partitioners.by_profile.partition("coarse", request)
         ),
@@ -159,8 +158,8 @@ COLUMNS = (
 )  # fmt: skip
 NOTE = (
     "Work in the thesis's unit, with weights reconstructed from its Tables 5.1 and 5.5; coarse and fine "
-    "partitions are at most as uneven as printed. In rows without a table, partitions balance FLOP, or the "
-    "work profiled here; their largest part may be 1.1 times the average. Volumes of a forward in Mi "
+    "partitions are at most as uneven as printed. In rows without a table, partitions balance FLOPs, or "
+    "the work profiled here; their largest part may be 1.1 times the average. Volumes of a forward in Mi "
     "elements, which the thesis prints as MB. MiB a step: forward, backward and all-reduce of gradients in "
     "float32, which is 8 x the volume where no parameter has copies. "
     f"hypergraph-mixed and auto minimise the time of a step on {CLUSTER}, not bytes; their "

@@ -5,6 +5,7 @@ This is the part `tables` of `raddle reproduce thesis`. The thesis is that of B.
 *Weights* are here the work of layers, which partitions balance. The thesis does not print its weights:
 *reconstructed* ones are derived from its Tables 5.1 and 5.5 (printed.py). A *part* is what one device
 gets. `theirs` is printed, `ours` raddle's by the same method, `further` are methods that are not printed.
+*FLOPs* in the name of a method: its weights are the FLOPs of a forward (partitions.py).
 A StepVolume (partitions.py) has the bytes of a step and the imbalance.
 """
 
@@ -68,7 +69,7 @@ def make(options: RunOptions) -> Section:
 
 def _epoch(partitioners: WeightedPartitioners, further: Further, budget: float) -> epoch.EpochBytes:
     """Returns the bytes of an epoch. Batches other than 32 are searched only if budget > 0."""
-    coarse = {n: further[n]["coarse-grain, operations"].nbytes for n in EPOCH_HYPERGRAPH}
+    coarse = {n: further[n]["coarse-grain, FLOPs"].nbytes for n in EPOCH_HYPERGRAPH}
     nbytes: dict[str, dict[tuple[int, int], int]] = {MIXED: {}, AUTO: {}}
     for batch in EPOCH_BATCHES if budget else (32,):
         graph = partitioners.graph if batch == 32 else vgg16(batch)
@@ -131,11 +132,10 @@ def _ratios(ours: Ours, theirs: PrintedTable) -> str:
 def _mixed_text(further: Further) -> str:
     """Returns a sentence: bytes if every layer chooses its own axis, relative to other partitions."""
     parts: Sequence[str] = [
-        f"{volumes['mixed, least bytes'].nbytes / volumes['coarse-grain, operations'].nbytes:.2f} "
-        f"of the coarse "
-        f"partition's and "
+        f"{volumes['mixed, least bytes'].nbytes / volumes['coarse-grain, FLOPs'].nbytes:.2f} "
+        f"of the bytes of the coarse partition (weights: FLOPs) and "
         f"{volumes['mixed, least bytes'].nbytes / volumes['data parallelism'].nbytes:.3f} of "
-        f"data parallelism's at N = {n}"
+        f"those of data parallelism at N = {n}"
         for n, volumes in further.items()
         if "mixed, least bytes" in volumes
     ]

@@ -22,6 +22,7 @@ from experiments.experiment import Part, RunOptions
 from experiments.thesis.training_runs import DDP, PLAIN, SERVERS
 from experiments.thesis.training_task import BATCH, RATE, TARGET, build_network, digits
 from experiments.timing import run_ranks
+from raddle import supervised
 from raddle.api.clusters import cluster
 from raddle.api.models import Graph, capture
 from raddle.api.planning import plan_for
@@ -82,10 +83,7 @@ def make(options: RunOptions) -> Section:
     except InputError as error:
         return Section(TITLE, skipped=str(error))
     graph = capture(
-        build_network(size.width, 0),
-        [images[:BATCH]],
-        targets=[labels[:BATCH]],
-        loss=F.cross_entropy,
+        build_network(size.width, 0), (images[:BATCH], labels[:BATCH]), supervised(F.cross_entropy)
     )
     runs_by_kind: dict[tuple[int, str], list[TrainingCurve]] = {}
     for done, ranks in enumerate(RANKS):

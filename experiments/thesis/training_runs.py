@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import raddle
-from experiments.thesis.training_task import build_network, sgd
+from experiments.thesis.training_task import BATCH, build_network, digits, sgd
 from raddle import sync
 from raddle.api.plans import is_asynchronous
 from raddle.api.running import UpdateEvent
@@ -56,7 +56,16 @@ class PlanRun:
     """Training by a plan, with `raddle.parallelize`."""
 
     def __init__(self, model: nn.Module, plan: str) -> None:
-        self.trainer = raddle.parallelize(model, plan, sgd, loss=F.cross_entropy, device="cpu")
+        images, labels = digits()
+        example = images[:BATCH], labels[:BATCH]
+        self.trainer = raddle.parallelize(
+            model,
+            sgd,
+            plan=plan,
+            loss=raddle.supervised(F.cross_entropy),
+            example=example,
+            device="cpu",
+        )
         if is_asynchronous(self.trainer.plan):
             self.trainer.step_runner.weight_uses = []  # a list makes the trainer log into it
 
@@ -67,7 +76,7 @@ class PlanRun:
 
     def evaluate(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
         """Returns the loss, and the accuracy (0 to 1)."""
-        loss, (scores,) = self.trainer.evaluate(images, labels, outputs=True)
+        loss, scores = self.trainer.evaluate((images, labels)).loss, self.trainer.predict(images)
         return float(loss), _share_right(scores, labels)
 
     def staleness(self) -> Sequence[int]:

@@ -1,9 +1,9 @@
 """Shows the weights of VGG-16's layers from three sources, and the sizes of its hypergraphs.
 
 A weight of a layer is its work, which partitions balance. In chapter 5 of the thesis (B. Eserol,
-docs/papers.md) a profiler's seconds of forward and backward, and the operations, give a layer's weight.
+docs/papers.md) a profiler's seconds of forward and backward, and the FLOPs, give a layer's weight.
 Differs from the thesis: it does not say how it combines both (here: the mean of the shares of seconds and
-of operations), and it does not print its weights.
+of FLOPs), and it does not print its weights.
 A PaToH file describes a hypergraph: vertices, nets (sets of vertices) and pins (members of nets).
 *Coarse* and *fine* are the grains of a hypergraph: a vertex is a filter, or an input channel of a filter.
 """
@@ -30,14 +30,14 @@ THIS_MACHINE = "local:1"
 
 
 def profiled_weights(batch: int, repeats: int) -> Array:
-    """Returns the weight of each layer: the mean of its shares of operations and of measured seconds."""
+    """Returns the weight of each layer: the mean of its shares of FLOPs and of measured seconds."""
     graph = capture_model("vgg16", batch)
     network, device = Partitioner(graph).network, cluster(THIS_MACHINE).devices[0]
     layers = {name for layer in network.layers for name in layer.ops}
     # each operator whole
     boxes = [(op, op.space.full) for op in graph.ops if op.name in layers]
     profile = measure(graph, boxes, _grad_operands(graph), device.kind, repeats=repeats)
-    # "both": operations and seconds
+    # "both": FLOPs and seconds
     return layer_work(graph, network, "both", device, profile)
 
 
@@ -61,7 +61,7 @@ def weight_table(plain: Partitioner, measured: Array, batch: int) -> Table:
     # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = [
         Column("layer"), Column("filters", "counted"),
-        Column("reconstructed, %", "counted", 1), Column("operations, %", "counted", 1),
+        Column("reconstructed, %", "counted", 1), Column("FLOPs, %", "counted", 1),
         Column("profiled here, %", "measured", 1),
     ]  # fmt: skip
     rows: list[list[Cell]] = [
@@ -70,7 +70,7 @@ def weight_table(plain: Partitioner, measured: Array, batch: int) -> Table:
     ]
     note = (
         "The thesis does not print its weights; the reconstruction is from its Tables 5.1 and 5.5. "
-        f"Profiled: the mean of the shares of operations and of seconds at batch {batch} on this machine."
+        f"Profiled: the mean of the shares of FLOPs and of seconds at batch {batch} on this machine."
     )
     return Table("Weights of layers", columns, rows, note)
 

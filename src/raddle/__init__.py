@@ -6,17 +6,19 @@ from typing import TYPE_CHECKING
 from raddle.version import __version__
 
 if TYPE_CHECKING:
+    from raddle.api.training import parallelize
     from raddle.clusters import cluster
     from raddle.errors import InputError
     from raddle.graph.capture import capture
     from raddle.graph.graph import Graph
+    from raddle.graph.supervised import supervised
     from raddle.reports.page.page_report import report
-    from raddle.runtime.trainer import Trainer, parallelize
+    from raddle.runtime.trainer import Trainer
     from raddle.searches.planning import plan_for as search
 
 __all__ = [
     "Graph", "InputError", "Trainer", "__version__", "capture", "cluster", "parallelize", "report",
-    "search",
+    "search", "supervised",
 ]  # fmt: skip
 
 # Public name -> (module, name in that module). A name is imported at its first use, so that `import raddle`
@@ -25,8 +27,9 @@ _PUBLIC = {
     "capture": ("raddle.graph.capture", "capture"),
     "cluster": ("raddle.clusters", "cluster"),
     "search": ("raddle.searches.planning", "plan_for"),
+    "supervised": ("raddle.graph.supervised", "supervised"),
     "report": ("raddle.reports.page.page_report", "report"),
-    "parallelize": ("raddle.runtime.trainer", "parallelize"),
+    "parallelize": ("raddle.api.training", "parallelize"),
     "Graph": ("raddle.graph.graph", "Graph"),
     "Trainer": ("raddle.runtime.trainer", "Trainer"),
     "InputError": ("raddle.errors", "InputError"),

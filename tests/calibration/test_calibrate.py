@@ -58,7 +58,7 @@ def test_after_the_backward_is_kept_where_it_is_nearer() -> None:
     for after in (False, True):
         measured = simulated(with_values(GIVEN, {"link": 3e8}), after=after)
         result = calibrate(GIVEN, measured, ["link", "after"])
-        assert result.after == after
+        assert result.sync_after_backward == after
         assert value_of(result.cluster, "link") == pytest.approx(3e8, rel=0.02)
         assert all(read_sync(row.sync).after_backward == after for row in result.rows)
 

@@ -16,6 +16,7 @@ from raddle.graph.box import Box
 from raddle.graph.capture import capture
 from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph, Op
+from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.segments import segments
@@ -137,7 +138,7 @@ def test_recurrences_of_other_lengths_are_other_calls() -> None:
     def fingerprint(steps: int) -> str:
         x = torch.zeros(2, steps, 4)
         lstm = torch.nn.LSTM(4, 4, batch_first=True)
-        graph = capture(lstm, (x,), loss=lambda out: out[0].sum())
+        graph = capture(lstm, (x,), supervised(lambda out: out[0].sum(), targets=0))
         return next(iter(find_native_calls(graph).values())).fingerprint
 
     assert fingerprint(3) == fingerprint(3) != fingerprint(4)

@@ -19,7 +19,7 @@ from raddle.searches.profile_methods import profile_methods
 
 def tiny() -> Graph:
     work = zoo.load("lenet-tiny")
-    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
+    return capture(work.model, work.batch, work.loss)
 
 
 def test_measured_and_saved(tmp_path: pathlib.Path) -> None:
@@ -58,7 +58,7 @@ def test_what_is_no_profile_is_refused(tmp_path: pathlib.Path, content: str | No
 
 def test_dropouts_of_one_size_are_measured_once() -> None:
     work = zoo.load("gpt-tiny")
-    graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
+    graph = capture(work.model, work.batch, work.loss)
     ops = [op for op in graph.ops if op.kind == "attention"]
     assert len({op.attrs["stream"] for op in ops}) == len(ops) == 2
     assert len({profile_key(op, op.space.full, "F", None, "cpu") for op in ops}) == 1

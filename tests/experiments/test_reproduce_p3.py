@@ -42,9 +42,9 @@ def test_the_lstm_needs_its_largest_tensor_first() -> None:
 @pytest.mark.parametrize("name", ["lstm", "small"])
 def test_a_network_is_loaded_by_its_file_and_trains(name: str) -> None:
     work = zoo.load(nets.spec(name), batch=3, device="cpu")
-    loss = work.loss(work.model(*work.inputs), *work.targets)
+    loss = work.loss(work.model, work.batch)
     loss.backward()
-    assert all(len(t) == 3 for t in (*work.inputs, *work.targets))
+    assert all(len(t) == 3 for t in work.batch)
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in work.model.parameters())
 
 

@@ -100,9 +100,13 @@ def test_the_printed_crossovers() -> None:
     assert "from batch 256 on" in crossover_text(2, rows[2])
     assert "from batch 128 on" in crossover_text(4, rows[4])
     # with as many images an update, synchronous servers never overtake
-    assert crossover_text(2, rows[2]).endswith("so at none of the batches 32, 64, 128, 256, 512.")
-    assert crossover_text(4, rows[4]).endswith("so at none of the batches 64, 128, 256, 512.")
-    assert crossover_text(4, {row: {16: 1.0} for row in rows[4]}).endswith("so at no common batch.")
+    assert crossover_text(2, rows[2]).endswith(
+        "ahead at none of the batches 32, 64, 128, 256, 512."
+    )
+    assert crossover_text(4, rows[4]).endswith("ahead at none of the batches 64, 128, 256, 512.")
+    assert crossover_text(4, {row: {16: 1.0} for row in rows[4]}).endswith(
+        "ahead at no common batch."
+    )
 
 
 def test_rows_by_batch() -> None:

@@ -28,6 +28,7 @@ from raddle.files import parse_json, read_bytes
 from raddle.graph.capture import capture
 from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans import plan_file
 from raddle.plans import schedule as schedules
 from raddle.plans.notation import read_tiling
@@ -75,7 +76,9 @@ class Small(nn.Module):
 
 
 def capture_small() -> Graph:
-    return capture(Small(), [torch.zeros(4, 1, 6, 6)], loss=lambda y: y.sum(), name="small")
+    return capture(
+        Small(), (torch.zeros(4, 1, 6, 6),), supervised(lambda y: y.sum(), targets=0), name="small"
+    )
 
 
 GRAPH = capture_small()

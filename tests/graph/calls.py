@@ -435,6 +435,61 @@ def dropout(draw: Any) -> Call:
     return Call(A.dropout.default, (T(shape), choose(draw, 0.1, 0.5, 1.0), True))
 
 
+@call
+def drawn(draw: Any) -> Call:
+    """Random numbers of a shape; of the first one, the first dimension is often that of the samples."""
+    shape = list(shape_of(draw, 0))
+    name = choose(draw, "rand", "randn", "randint", "low", "normal")
+    double = {"dtype": torch.float64}
+    if name == "randint":
+        return Call(A.randint.default, (draw(st.integers(1, 9)), shape))
+    if name == "low":
+        return Call(A.randint.low, (-3, draw(st.integers(-2, 9)), shape), double)
+    if name == "normal":
+        return Call(A.normal.float_float, (1.5, 0.5, shape), double)
+    return Call(getattr(A, name).default, (shape,), double)
+
+
+@call
+def drawn_like(draw: Any) -> Call:
+    x = T(shape_of(draw, 0))
+    name = choose(draw, "rand_like", "randn_like", "uniform", "normal_functional", "exponential")
+    if draw(st.booleans()):
+        return Call(A.randint_like.low_dtype, (x, 2, 7))
+    target = getattr(A, name).default
+    bounds = {"uniform": (-1.0, 2.5), "normal_functional": (0.5, 2.0), "exponential": (1.5,)}
+    return Call(target, (x, *bounds.get(name, ())))
+
+
+@call
+def created_from_numbers(draw: Any) -> Call:
+    count = draw(st.integers(1, 6))
+    name = choose(
+        draw, "linspace", "logspace", "eye", "eye_m", "tril_indices", "hann_window", "fft_fftfreq"
+    )
+    double = {"dtype": torch.float64}
+    if name in ("linspace", "logspace"):
+        return Call(getattr(A, name).default, (-1.5, 2.0, count), double)
+    if name == "eye_m":
+        return Call(A.eye.m, (count, draw(st.integers(1, 6))), double)
+    if name == "tril_indices":
+        return Call(A.tril_indices.default, (count, count))
+    return Call(getattr(A, name).default, (count,), double)
+
+
+@call
+def bernoulli(draw: Any) -> Call:
+    shape = shape_of(draw, 0)
+    x = T(shape, positive=True)
+    form = choose(draw, "default", "p", "Tensor")
+    if form == "default":
+        return Call(A.bernoulli.default, (x,))
+    if form == "p":
+        return Call(A.bernoulli.p, (x, choose(draw, 0.0, 0.3, 1.0)))
+    broadcast = tuple(choose(draw, size, 1) for size in shape)
+    return Call(A.bernoulli.Tensor, (x, T(broadcast, positive=True)))
+
+
 # -- movement --------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.graph.interpret import interpret
+from raddle.graph.supervised import supervised
 
 SIZE = 4
 STATES = ("weight", "frozen", "buffer", "unregistered")
@@ -90,12 +91,12 @@ def test_inputs_that_alias_anything_are_read_by_their_place(
     made = build(origin_of)
     model = Model(made)
     targets = [made["target"], made["other"]]
-    inputs: Any = [made["x"], made["y"]] if how == "list" else {"x": made["x"], "y": made["y"]}
-    graph = capture(model, inputs, targets=targets, loss=loss_of)
+    inputs: Any = [made["x"], made["y"]] if how == "list" else [{"x": made["x"], "y": made["y"]}]
+    graph = capture(model, (*inputs, *targets), supervised(loss_of, targets=2))
     assert graph.inputs == ("x", "y", "target", "target1")
     assert_reads_right(graph, model, [made["x"], made["y"], *targets])
     separate = [made[role].clone() for role in INPUTS]
-    other = capture(model, separate[:2], targets=separate[2:], loss=loss_of)
+    other = capture(model, separate, supervised(loss_of, targets=2))
     assert graph.fingerprint() == other.fingerprint(), "plans must fit, whatever the example is"
 
 
@@ -133,13 +134,14 @@ def test_a_tensor_twice_within_one_argument() -> None:
 
 
 FILE = """
+import raddle
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 def build(batch=4):
     x = torch.randn(batch, 3)
-    return nn.Sequential(nn.Linear(3, 3), nn.Tanh()), (x,), (x,), F.mse_loss
+    return nn.Sequential(nn.Linear(3, 3), nn.Tanh()), (x, x), raddle.supervised(F.mse_loss)
 """
 
 
@@ -149,7 +151,7 @@ def test_a_file_may_return_one_tensor_as_input_and_target(tmp_path: Path) -> Non
     prints = set()
     for device in ("cpu", "meta"):
         work = zoo.load(f"{path}:build", device=device)
-        graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
+        graph = capture(work.model, work.batch, work.loss)
         assert [op.inputs[0] for op in graph.ops[:2]] == ["input", "0"]
         assert "target" in {name for op in graph.ops for name in op.inputs}
         prints.add(graph.fingerprint())
@@ -165,8 +167,10 @@ def test_an_input_that_is_trained_is_refused() -> None:
         with pytest.raises(
             InputError, match="'input' shares memory with the trained parameter 'weight'"
         ):
-            capture(model, [x], loss=lambda y: y.mean())
-    assert capture(model, [model.weight.detach()], loss=lambda y: y.mean()).inputs == ("input",)
+            capture(model, (x,), supervised(lambda y: y.mean(), targets=0))
+    assert capture(
+        model, (model.weight.detach(),), supervised(lambda y: y.mean(), targets=0)
+    ).inputs == ("input",)
 
 
 def test_a_parameter_that_the_loss_holds_itself_is_refused() -> None:
@@ -174,9 +178,17 @@ def test_a_parameter_that_the_loss_holds_itself_is_refused() -> None:
     model, x = nn.Linear(4, 4), torch.randn(2, 4)
     held = list(model.parameters())
     with pytest.raises(InputError, match="uses 'weight' through a variable of its own"):
-        capture(model, [x], loss=lambda y: y.mean() + sum(p.square().sum() for p in held))
+        capture(
+            model,
+            (x,),
+            supervised(lambda y: y.mean() + sum(p.square().sum() for p in held), targets=0),
+        )
     graph = capture(
-        model, [x], loss=lambda y: y.mean() + sum(p.square().sum() for p in model.parameters())
+        model,
+        (x,),
+        supervised(
+            lambda y: y.mean() + sum(p.square().sum() for p in model.parameters()), targets=0
+        ),
     )
     assert sum("weight" in op.inputs for op in graph.ops) == 2
 
@@ -190,5 +202,11 @@ def test_parameters_that_share_memory_are_refused_and_neighbours_are_not() -> No
         return model
 
     with pytest.raises(InputError, match=r"'0.weight', which shares memory with '1.weight'"):
-        capture(two(flat[:16], flat[8:24]), [torch.randn(2, 4)], loss=lambda y: y.mean())
-    capture(two(flat[:16], flat[16:]), [torch.randn(2, 4)], loss=lambda y: y.mean())
+        capture(
+            two(flat[:16], flat[8:24]),
+            (torch.randn(2, 4),),
+            supervised(lambda y: y.mean(), targets=0),
+        )
+    capture(
+        two(flat[:16], flat[16:]), (torch.randn(2, 4),), supervised(lambda y: y.mean(), targets=0)
+    )

@@ -19,6 +19,7 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.graph.interpret import interpret
+from raddle.graph.supervised import supervised
 
 FINGERPRINTS = pathlib.Path(__file__).with_name("fingerprints.json")
 
@@ -29,7 +30,7 @@ def capture_and_compare(
     """Captures a module; checks that loss, gradients and buffers are the same, also with random tiles."""
     model = model.double()
     loss = loss or (lambda y: y.square().mean())
-    graph = capture(model, inputs, loss=loss)
+    graph = capture(model, inputs, loss and supervised(loss, targets=0))
     reference = copy.deepcopy(model)
     expected = loss(reference(*(x.clone() for x in inputs)))
     expected.backward()
@@ -136,7 +137,9 @@ def test_several_inputs_and_outputs() -> None:
             return {"y": y, "more": (y[index] * scale, index + 1)}
 
     x, index = torch.randn(4, 3), torch.tensor([0, 2, 1, 3])
-    graph = capture(Two(), {"x": x, "index": index}, loss=lambda out: out["y"].sum())
+    graph = capture(
+        Two(), {"x": x, "index": index}, supervised(lambda out: out["y"].sum(), targets=0)
+    )
     assert graph.inputs == ("x", "index")
     assert len(graph.outputs) == 3
     assert graph.loss is not None
@@ -283,7 +286,7 @@ def test_wrong_inputs_are_refused() -> None:
 
 def fingerprint(name: str) -> str:
     work = zoo.load(name)
-    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss).fingerprint()
+    return capture(work.model, work.batch, work.loss).fingerprint()
 
 
 @pytest.mark.parametrize("name", [n for n in zoo.names() if n != "resnet1001"])
@@ -452,7 +455,7 @@ def _list_write(m: Any, x: Tensor) -> Tensor:
 def test_what_would_be_lost_is_refused(forward: Callable[..., Tensor], reason: str) -> None:
     model = make_module(forward, fc=nn.Linear(4, 4), mean=torch.zeros(4))
     with pytest.raises(InputError, match=reason):
-        capture(model, [torch.randn(3, 4)], loss=lambda y: y.sum())
+        capture(model, (torch.randn(3, 4),), supervised(lambda y: y.sum(), targets=0))
     assert torch.autograd.Function.apply.__func__.__name__ == "apply"  # put back
 
 
@@ -509,7 +512,7 @@ def test_attributes_that_are_no_buffers() -> None:
 )
 def test_a_loss_is_one_scalar(loss: Callable[..., Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
-        capture(nn.Linear(4, 4), [torch.randn(3, 4)], loss=loss)
+        capture(nn.Linear(4, 4), (torch.randn(3, 4),), supervised(loss, targets=0))
 
 
 def test_a_loss_module_keeps_its_weights_to_itself() -> None:
@@ -517,7 +520,7 @@ def test_a_loss_module_keeps_its_weights_to_itself() -> None:
     weights = torch.arange(1.0, 6).double()
     target = torch.tensor([0, 1, 2])
     capture_and_compare(model, [randn(3, 4)], lambda y: nn.CrossEntropyLoss(weights)(y, target))
-    graph = capture(model, [randn(3, 4)], targets=[target], loss=nn.CrossEntropyLoss(weights))
+    graph = capture(model, (randn(3, 4), target), supervised(nn.CrossEntropyLoss(weights)))
     assert {p.name for p in graph.parameters} == {"loss.weight", "loss.bias"}
 
 
@@ -525,10 +528,10 @@ def test_a_loss_module_keeps_its_weights_to_itself() -> None:
     ("arguments", "reason"),
     [
         ((lambda x: x, [torch.ones(2)]), "takes an nn.Module"),
-        ((nn.Linear(2, 2), torch.ones(2, 2)), "give a list"),
+        ((nn.Linear(2, 2), (torch.ones(2, 2),), "mse"), "the loss is a str: give loss"),
     ],
 )
-def test_wrong_arguments(arguments: tuple[Any, Any], reason: str) -> None:
+def test_wrong_arguments(arguments: tuple[Any, ...], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         capture(*arguments)
 

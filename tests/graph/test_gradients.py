@@ -14,6 +14,7 @@ from raddle.graph.gradients import (
     trained_parameters,
 )
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 
 
 class Branches(nn.Module):
@@ -29,7 +30,9 @@ class Branches(nn.Module):
 
 
 def branches() -> Graph:
-    return capture(Branches(), [torch.zeros(2, 4)], loss=lambda y: y.sum(), name="branches")
+    return capture(
+        Branches(), (torch.zeros(2, 4),), supervised(lambda y: y.sum(), targets=0), name="branches"
+    )
 
 
 def test_parameters_are_active_where_autograd_gives_them_a_gradient() -> None:

@@ -32,17 +32,17 @@ def test_equals_the_module(name: str) -> None:
     work = zoo.load(name, device="cpu", dtype=torch.float64)
     model = work.model.train()
     without_dropout(model)
-    graph = capture(model, work.inputs, targets=work.targets, loss=work.loss)
+    graph = capture(model, work.batch, work.loss)
     assert not graph.opaque_ops
 
     reference = copy.deepcopy(model)
-    loss = work.loss(reference(*work.inputs), *work.targets)
+    loss = work.loss(reference, work.batch)
     loss.backward()
     norm = torch.cat([p.grad.flatten() for p in reference.parameters()]).norm()
 
     tensors = {
         **state(model),
-        **dict(zip(graph.inputs, (*work.inputs, *work.targets), strict=True)),
+        **dict(zip(graph.inputs, work.batch, strict=True)),
     }
     runs = [({}, True), ({}, False), *((random_tiles(graph, seed), True) for seed in range(3))]
     for tiles, fuse in runs:
@@ -70,11 +70,11 @@ def tiled_loss(
 @pytest.mark.parametrize("name", ["alexnet-tiny", "gpt-tiny", "rnnlm-tiny"])
 def test_dropout_does_not_depend_on_tiles(name: str) -> None:
     work = zoo.load(name, device="cpu", dtype=torch.float64)
-    graph = capture(work.model.train(), work.inputs, targets=work.targets, loss=work.loss)
+    graph = capture(work.model.train(), work.batch, work.loss)
     assert any(op.kind == "dropout" for op in graph.ops)
     tensors = {
         **state(work.model),
-        **dict(zip(graph.inputs, (*work.inputs, *work.targets), strict=True)),
+        **dict(zip(graph.inputs, work.batch, strict=True)),
     }
     whole = tiled_loss(graph, tensors, 1, None)
     assert tiled_loss(graph, tensors, 1, 0) == pytest.approx(whole, rel=1e-11)

@@ -36,6 +36,8 @@ DATA_DEPENDENT = {
     "entropy",
     "counted",
     "dropout",
+    "draw",
+    "bernoulli",
     "triangle",
     "prelu",
     "opaque",

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from raddle.errors import InputError
 from raddle.graph.capture import capture
+from raddle.graph.supervised import supervised
 
 HOOKS = [n for n in dir(nn.Module) if n.startswith("register_") and n.endswith("_hook")]
 
@@ -247,7 +248,7 @@ def test_segformer_runs_after_it_was_captured() -> None:
     given = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.randint(3, (2, 16, 16))}
     expected = copy.deepcopy(model)(**given).loss.item()
     before = describe_object(model, set())
-    graph = capture(model, given, loss=lambda out: out.loss)
+    graph = capture(model, given, supervised(lambda out: out.loss, targets=0))
     assert describe_object(model, set()) == before
     assert model(**given).loss.item() == expected
     assert graph.loss is not None

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.graph.interpret import interpret
+from raddle.graph.supervised import supervised
 
 hf = pytest.importorskip("transformers")
 
@@ -188,16 +189,80 @@ def check(
 def test_step(name: str) -> None:
     model, inputs = build(CASES[name])
     with Float32AsFloat64():
-        graph = capture(model, inputs, loss=lambda out: out.loss)
+        graph = capture(model, inputs, supervised(lambda out: out.loss, targets=0))
         expected = step_of_module(model, inputs)
     assert [op.attrs["call"] for op in graph.opaque_ops] == []
     check(model, inputs, graph, expected, 1e-9)
+
+
+# Decoders with the default configuration but for sizes and dropout: they fill a cache, which starts empty.
+# OPT, BART and Whisper ask for random numbers, to leave out layers with the probability 0.
+BART = {
+    "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "dropout": 0.0,
+}  # fmt: skip
+BART_IDS = {
+    **IDS, "pad_token_id": 1, "decoder_start_token_id": 1, "max_position_embeddings": 16,
+    "forced_eos_token_id": None,
+}  # fmt: skip
+WHISPER = {
+    **BART, **IDS, "pad_token_id": 1, "decoder_start_token_id": 1, "num_mel_bins": 5,
+    "max_source_positions": 6, "max_target_positions": 16, "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+}  # fmt: skip
+OPT = {**TEXT, "ffn_dim": 40, "word_embed_proj_dim": 24, "dropout": 0.0, "pad_token_id": 1}
+
+
+def speech() -> dict[str, Tensor]:
+    return {"input_features": torch.randn(N, 5, 12, dtype=torch.float64), "labels": labels(N, T)}
+
+
+def without_cache_setting(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != "use_cache"}
+
+
+AS_THEY_COME = {
+    "gpt2": Case("GPT2LMHeadModel", without_cache_setting(GPT2), text),
+    "llama": Case("LlamaForCausalLM", without_cache_setting(ROTARY), padded),
+    "t5": Case("T5ForConditionalGeneration", without_cache_setting(T5), translation),
+    "opt": Case("OPTForCausalLM", OPT, padded),
+    "bart": Case("BartForConditionalGeneration", {**BART, **BART_IDS}, translation),
+    "whisper": Case("WhisperForConditionalGeneration", WHISPER, speech),
+}
+
+
+@pytest.mark.parametrize("name", AS_THEY_COME)
+def test_decoders_as_they_come(name: str) -> None:
+    model, inputs = build(AS_THEY_COME[name])
+    assert getattr(model.config, "use_cache", True)
+    with Float32AsFloat64():
+        graph = capture(model, inputs, supervised(lambda out: out.loss, targets=0))
+        expected = step_of_module(model, inputs)
+    assert getattr(model.config, "use_cache", True)
+    assert [op.attrs["call"] for op in graph.opaque_ops] == []
+    check(model, inputs, graph, expected, 1e-9)
+
+
+def test_grouped_product_of_experts() -> None:
+    """The default product of a mixture of experts: an opaque operator that costs what it computes."""
+    config = {k: v for k, v in MIXTRAL.items() if k not in ("experts_implementation", "use_cache")}
+    model, inputs = build(Case("MixtralForCausalLM", config, text))
+    model.float()
+    graph = capture(model, inputs, supervised(lambda out: out.loss, targets=0))
+    expected = step_of_module(model, inputs)
+    products = [op for op in graph.ops if "grouped_mm" in op.label]
+    assert products
+    for op in products:
+        features = graph.values[op.inputs[0]].shape[-1]
+        assert op.space.flops_per_point == 2 * features
+    actual = step_of_graph(graph, model, inputs)
+    assert_same(actual, expected, 1e-5, "float32")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
 def test_step_with_parts_in_float32(name: str) -> None:
     """The unmodified model in float64, which computes the loss or every norm in float32."""
     model, inputs = build(CASES[name])
-    graph = capture(model, inputs, loss=lambda out: out.loss)
+    graph = capture(model, inputs, supervised(lambda out: out.loss, targets=0))
     assert torch.float32 in {value.dtype for value in graph.values.values()}
     check(model, inputs, graph, step_of_module(model, inputs), 1e-6)

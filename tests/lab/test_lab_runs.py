@@ -36,7 +36,7 @@ def test_counters_agree_with_the_program(
     """
     steps = 15
     work = zoo.load("lenet", batch=480)
-    graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name="lenet")
+    graph = capture(work.model, work.batch, work.loss, name="lenet")
     plan = plan_for(graph, cluster(f"local:{hosts * per_host}"), method, model="lenet")
     save(plan, graph, tmp_path / "plan.json")
     with Lab.up(hosts=hosts, rate="1gbit", name=f"bytes{os.getpid()}") as lab:

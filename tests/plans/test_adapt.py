@@ -17,6 +17,7 @@ from raddle.errors import InputError
 from raddle.graph.box import Box, subtract
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans.adapt import adapt
 from raddle.plans.match_ops import match_ops
 from raddle.plans.notation import write_tiling
@@ -39,14 +40,20 @@ def training_batch(name: str) -> int | None:
 @cache
 def training_graph(name: str) -> Graph:
     work = zoo.load(name, batch=training_batch(name))
-    return capture(work.model.train(), work.inputs, targets=work.targets, loss=work.loss, name=name)
+    return capture(work.model.train(), work.batch, work.loss, name=name)
 
 
 @cache
 def evaluation_graph(name: str, batch: int | None = None) -> Graph:
     work = zoo.load(name, batch=batch)
-    loss = class_loss if work.loss is class_loss_with_auxiliary else work.loss
-    return capture(work.model.eval(), work.inputs, targets=work.targets, loss=loss, name=name)
+    criterion = work.loss.criterion
+    criterion = class_loss if criterion is class_loss_with_auxiliary else criterion
+    return capture(
+        work.model.eval(),
+        work.batch,
+        supervised(criterion),
+        name=name,
+    )
 
 
 def sent_bytes(program: Program, *kinds: str) -> int:
@@ -143,8 +150,8 @@ def capture_both(
     def loss(y: Tensor) -> Tensor:
         return y.square().mean()
 
-    graph = capture(model.train(), [make(batch)], loss=loss)
-    return graph, capture(model.eval(), [make(new_batch)], loss=loss)
+    graph = capture(model.train(), (make(batch),), supervised(loss, targets=0))
+    return graph, capture(model.eval(), (make(new_batch),), supervised(loss, targets=0))
 
 
 class Shifting(nn.Module):
@@ -295,8 +302,14 @@ class Positions(nn.Module):
 )
 def test_rows_stay_where_they_are_held(length: int, after: str) -> None:
     model = Positions()
-    graph = capture(model.train(), [torch.zeros(2, 6, 4)], loss=lambda y: y.square().mean())
-    other = capture(model.eval(), [torch.zeros(2, length, 4)], loss=lambda y: y.square().mean())
+    graph = capture(
+        model.train(), (torch.zeros(2, 6, 4),), supervised(lambda y: y.square().mean(), targets=0)
+    )
+    other = capture(
+        model.eval(),
+        (torch.zeros(2, length, 4),),
+        supervised(lambda y: y.square().mean(), targets=0),
+    )
     plan = make_plan(graph, {"slice": "t/2 @0-1"}, 2)
     tiles = adapt_and_check(plan, graph, other, scale=2, extra=64).tiles
     assert write_tiling(other.op("slice"), tiles["slice"]) == after

@@ -15,6 +15,7 @@ from torch import nn
 
 from raddle.errors import InputError
 from raddle.graph.capture import capture
+from raddle.graph.supervised import supervised
 from raddle.plans.notation import read_tiling
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid
@@ -62,7 +63,9 @@ def test_refuses_the_wrong_number_of_dimensions() -> None:
 
 @pytest.mark.parametrize("text", ["{}/(1,2) @0,1", "[{} 0:1]@0 [{} 1:3]@1"])
 def test_refuses_to_split_what_is_whole(text: str) -> None:
-    graph = capture(nn.Conv2d(3, 2, 3), [torch.zeros(2, 3, 4, 4)], loss=lambda y: y.sum())
+    graph = capture(
+        nn.Conv2d(3, 2, 3), (torch.zeros(2, 3, 4, 4),), supervised(lambda y: y.sum(), targets=0)
+    )
     conv = graph.ops[0]
     *others, last = conv.space.dims  # a dimension of the window
     assert (last.unsplittable, last.size) == (True, 3)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from raddle import zoo
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans.notation import read_tiling
 from raddle.plans.plan import Plan
 from raddle.zoo.workload import Workload
@@ -27,7 +28,7 @@ def small(name: str, dtype: torch.dtype = torch.float64) -> tuple[Workload, Grap
         for key in ("p", "dropout"):
             if isinstance(getattr(module, key, None), float):
                 setattr(module, key, 0.0)
-    return work, capture(model, work.inputs, targets=work.targets, loss=work.loss)
+    return work, capture(model, work.batch, work.loss)
 
 
 class Mlp(nn.Module):
@@ -44,7 +45,7 @@ class Mlp(nn.Module):
 @cache
 def mlp() -> Graph:
     """The graph of Mlp, with operators fc1, relu, fc2 and sum."""
-    return capture(Mlp(), [torch.zeros(2, 4)], loss=lambda y: y.sum())
+    return capture(Mlp(), (torch.zeros(2, 4),), supervised(lambda y: y.sum(), targets=0))
 
 
 def make_plan(graph: Graph, tiles: Mapping[str, str], devices: int, **more: object) -> Plan:

@@ -24,7 +24,7 @@ MI = 2**20
 @cache
 def captured(name: str, batch: int) -> Graph:
     work = zoo.load(name, batch=batch)
-    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=name)
+    return capture(work.model, work.batch, work.loss, name=name)
 
 
 def data_parallel_plan(graph: Graph, count: int) -> Plan:

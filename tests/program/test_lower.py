@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans.notation import read_tiles
 from raddle.plans.plan import Plan
 from raddle.program.checks.check import check
@@ -43,7 +44,7 @@ def trains_like_the_module(
     model: nn.Module, devices: int, tiles: dict[str, str], x: Tensor, **more: Any
 ) -> Program:
     model = model.double()
-    graph = capture(model, [x], loss=square)
+    graph = capture(model, (x,), supervised(square, targets=0))
     program = lowered(graph, devices, tiles, steps=2, **more)
     check(program)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -121,7 +122,7 @@ def sent_bytes(program: Program) -> int:
 
 def test_parts_on_one_device_are_summed_before_they_are_sent() -> None:
     model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).double(), randn(512, 64)
-    graph = capture(model, [x], loss=square)
+    graph = capture(model, (x,), supervised(square, targets=0))
     whole = lowered(graph, 2, {"0": "@0", "1": "@1"})
     parts = lowered(graph, 2, {"0": "k/2 @0,0", "1": "@1"})
     assert sent_bytes(parts) == sent_bytes(whole)
@@ -136,7 +137,7 @@ def test_parts_on_one_device_are_summed_before_they_are_sent() -> None:
 )
 def test_local_statistics_stay_with_their_samples(tiles: dict[str, str]) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    graph = capture(model, [torch.randn(8, 4)], loss=square)
+    graph = capture(model, (torch.randn(8, 4),), supervised(square, targets=0))
     with pytest.raises(InputError, match="bn: local"):
         lowered(graph, 3, tiles, bn="local")
 
@@ -144,7 +145,7 @@ def test_local_statistics_stay_with_their_samples(tiles: dict[str, str]) -> None
 def test_local_statistics_of_one_value_are_refused() -> None:
     """PyTorch's batch norm refuses one value per channel, and its running variance would be infinite."""
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4))
-    graph = capture(model, [torch.zeros(4, 2, 3, 3)], loss=square)
+    graph = capture(model, (torch.zeros(4, 2, 3, 3),), supervised(square, targets=0))
     quarters = {op.name: "n/4 @0-3" for op in graph.ops if "n" in {d.name for d in op.space.dims}}
     with pytest.raises(InputError, match=r"one value of each channel of '1.moments'.*bn: global"):
         lowered(graph, 4, quarters, bn="local")

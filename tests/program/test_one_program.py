@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Key, Move, Program, Reduce, message_bytes
@@ -53,7 +54,9 @@ class Case:
         self, model: nn.Module, loss: Callable[..., Tensor], inputs: list[Tensor], targets: list[Tensor]
     ) -> None:  # fmt: skip
         self.model, self.loss = model.train(), loss
-        self.graph: Graph = capture(self.model, inputs, targets=targets, loss=loss)
+        self.graph: Graph = capture(
+            self.model, (*inputs, *targets), loss and supervised(loss, targets=len(targets))
+        )
         generator = torch.Generator().manual_seed(7)
 
         def another(x: Tensor) -> Tensor:
@@ -89,7 +92,7 @@ def case(name: str) -> Case:
         x, target = torch.randn(6, 3, 9, 8).double(), torch.arange(6) % 5
         return Case(Net().double(), nn.functional.cross_entropy, [x], [target])
     work, _ = small(name)
-    return Case(work.model, work.loss, list(work.inputs), list(work.targets))
+    return Case(work.model, work.loss.criterion, list(work.batch[:-1]), [work.batch[-1]])
 
 
 def sent(program: Program) -> dict[tuple[int, int], int]:

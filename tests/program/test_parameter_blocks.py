@@ -19,6 +19,7 @@ from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans.pipelining import stage_of
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Irregular, Tile, Tiling, whole_tiling
@@ -41,7 +42,7 @@ ZERO3 = "sharded:parameters"
 def deep(layers: int = 16) -> Graph:
     """Linear layers of one size, so that two of 16 are a block."""
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers)))
-    return capture(model, [torch.zeros(4, 8)], loss=lambda y: y.sum())
+    return capture(model, (torch.zeros(4, 8),), supervised(lambda y: y.sum(), targets=0))
 
 
 def data_parallel(graph: Graph, devices: int = 2, sync: str = ZERO3, **more: Any) -> Program:
@@ -183,7 +184,7 @@ def test_replicas_are_summed_where_there_are_any(sync: str) -> None:
 
 def test_a_rank_is_in_few_groups() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    graph = capture(model, [torch.zeros(16, 8)], loss=lambda y: y.sum())
+    graph = capture(model, (torch.zeros(16, 8),), supervised(lambda y: y.sum(), targets=0))
     plan = plan_for(graph, cluster("p100:4x4"), "data", sync=f"{ZERO3},group=4")
     program = lower(graph, plan)
     assert most_on_a_device(communicators(program)) <= 5  # all, its group, its replicas, messages

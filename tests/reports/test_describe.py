@@ -26,9 +26,7 @@ def test_published(name: str) -> None:
     work = zoo.load(name, batch=2)
     work.model.eval()  # Inception's figure is without its auxiliary head
     loss = None if name == "inception_v3" else work.loss
-    described = describe_model(
-        capture(work.model, work.inputs, targets=work.targets if loss else (), loss=loss)
-    )
+    described = describe_model(capture(work.model, work.batch if loss else work.batch[:-1], loss))
     assert described["params"] == params
     if macs is not None:
         assert described["flops_forward"] / 2 / 2 == pytest.approx(macs, rel=0.01)
@@ -36,9 +34,7 @@ def test_published(name: str) -> None:
 
 def test_backward_is_twice_the_forward_but_for_the_input() -> None:
     work = zoo.load("vgg16", batch=2)
-    described = describe_model(
-        capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
-    )
+    described = describe_model(capture(work.model, work.batch, work.loss))
     first = described["layers"][0]
     assert first["name"] == "features.0"
     assert described["flops_backward"] == 2 * described["flops_forward"] - first["flops"]

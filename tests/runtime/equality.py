@@ -17,6 +17,7 @@ from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.graph.dtypes import carries_gradient, in_double
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
@@ -60,7 +61,9 @@ class Task:
         lr: float = 0.05,
     ) -> None:
         self.model, self.loss, self.inputs, self.lr = model.train(), loss, len(inputs), lr
-        self.graph: Graph = capture(self.model, inputs, targets=targets, loss=loss)
+        self.graph: Graph = capture(
+            self.model, (*inputs, *targets), loss and supervised(loss, targets=len(targets))
+        )
         self.batches = _batches([*inputs, *targets], steps, microbatches)
         self._plain: dict[tuple[int, int], TrainingResult] = {}
 
@@ -221,4 +224,4 @@ def tiny(name: str) -> Task:
     """A model of the zoo in float64, without dropout, with batches for two steps."""
     work = zoo.load(name, device="cpu", dtype=torch.float64)
     model = without_dropout(work.model)
-    return Task(model, list(work.inputs), list(work.targets), work.loss, steps=2)
+    return Task(model, list(work.batch[:-1]), [work.batch[-1]], work.loss.criterion, steps=2)

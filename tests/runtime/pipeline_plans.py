@@ -31,6 +31,7 @@ from raddle import zoo
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph, Op
+from raddle.graph.supervised import supervised
 from raddle.plans.pipelining import schedule_of, stage_of, workers_of_micro_batch
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid, Tiling, even_cuts, whole_tiling
@@ -60,7 +61,9 @@ class PipelineTask:
     ) -> None:
         self.model, self.loss, self.lr, self.steps = model.train(), loss, lr, steps
         self.inputs, self.example = len(inputs), [*inputs, *targets]
-        self.graph: Graph = capture(self.model, inputs, targets=targets, loss=loss)
+        self.graph: Graph = capture(
+            self.model, (*inputs, *targets), loss and supervised(loss, targets=len(targets))
+        )
         self._plain: dict[tuple[tuple[int, ...], Updates], TrainingResult] = {}
         self._batches: dict[tuple[int, ...], list[list[list[Tensor]]]] = {}
 
@@ -291,4 +294,4 @@ def tiny(name: str, size: int) -> PipelineTask:
     """A model of the zoo in float64, without dropout, for micro-batches of `size` samples."""
     work = zoo.load(name, device="cpu", dtype=torch.float64, batch=size)
     model = without_dropout(work.model)
-    return PipelineTask(model, list(work.inputs), list(work.targets), work.loss)
+    return PipelineTask(model, list(work.batch[:-1]), [work.batch[-1]], work.loss.criterion)

@@ -36,17 +36,23 @@ def test_a_step_is_the_plain_modules(name: str) -> None:
 
     def plain() -> None:
         with torch.autocast("cpu", torch.bfloat16):
-            losses.append(loss(model(*work.inputs), *work.targets))
+            losses.append(loss(model, work.batch))
 
     model, loss, losses = copy.deepcopy(work.model), work.loss, list[Tensor]()
     plain_bytes = saved_bytes(plain)
-    graph = raddle.capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
+    graph = raddle.capture(work.model, work.batch, work.loss)
     tiles = read_tiles(graph, "".join(f"{op.name}: @0\n" for op in graph.ops))
     trainer = raddle.parallelize(
-        work.model, Plan(tiles, devices=1, bn="local"), lambda p: torch.optim.SGD(p, lr=0.1),
-        graph=graph, loss=work.loss, device="cpu", autocast=torch.bfloat16, compile=False,
-    )  # fmt: skip
-    step_bytes = saved_bytes(lambda: losses.append(trainer.step(*work.inputs, *work.targets)))
+        work.model,
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        plan=Plan(tiles, devices=1, bn="local"),
+        graph=graph,
+        loss=work.loss,
+        device="cpu",
+        autocast=torch.bfloat16,
+        compile=False,
+    )
+    step_bytes = saved_bytes(lambda: losses.append(trainer.step(work.batch).loss))
     trainer.close()
     if not any(isinstance(module, nn.Dropout) for module in model.modules()):
         assert losses[0].detach() == losses[1]  # bit for bit: the same calls in the same dtypes

@@ -11,6 +11,7 @@ from small_models import make_plan, mlp
 from raddle.graph.box import Box
 from raddle.graph.capture import capture
 from raddle.graph.ops import make_kernel
+from raddle.graph.supervised import supervised
 from raddle.program.lower import lower
 from raddle.program.message_kind import MessageKind
 from raddle.program.program import Key, Move, Program, Reduce, Run, Update
@@ -108,15 +109,15 @@ def test_zero2_parameters_stay_whole_and_a_view_is_updated() -> None:
     lowered = program("sharded")
     slot_table = slot_table_of(lowered, 1)
     persistent = add_persistent_slots(lowered, 1, slot_table)
-    view = next(v for v in persistent.shard_views if v.source.name == "fc1.weight")
+    view = next(v for v in persistent.shard_views if v.shard.name == "fc1.weight")
     ((box, slot),) = slot_table.persistent["fc1.weight"]
-    assert (view.slot, view.rows, view.source.box) == (
+    assert (view.parameter_slot, view.rows, view.shard.box) == (
         slot,
         (slice(4, 8), slice(0, 4)),
         Box((4, 0), (8, 4)),
     )
     assert box == Box((0, 0), (8, 4))
-    assert view.source.slot in persistent.updated_slots
+    assert view.shard.slot in persistent.updated_slots
     assert slot not in persistent.updated_slots
 
 
@@ -233,7 +234,7 @@ def test_shards_have_the_same_place_in_the_buffer_on_all_ranks() -> None:
 
 def test_buffers_take_what_is_there() -> None:
     model = torch.nn.BatchNorm1d(4)
-    graph = capture(model, [torch.zeros(6, 4)], loss=lambda y: y.sum())
+    graph = capture(model, (torch.zeros(6, 4),), supervised(lambda y: y.sum(), targets=0))
     lowered = lower(graph, make_plan(graph, {}, 1))
     slot_table = slot_table_of(lowered, 0)
     add_persistent_slots(lowered, 0, slot_table)

@@ -129,7 +129,7 @@ def cut_and_gather(
 def plain_state(name: str) -> tuple[dict[str, Tensor], Shapes, dict[str, str]]:
     """The state of a plain model, the shapes of its tensors, and the graph's aliases of tied tensors."""
     work = zoo.load(name, device="cpu")
-    graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
+    graph = capture(work.model, work.batch, work.loss)
     shapes = {v.name: v.shape for v in [*graph.parameters, *graph.buffers]}
     return dict(work.model.state_dict()), shapes, dict(graph.aliases)
 

@@ -13,6 +13,7 @@ from torch import nn
 
 import raddle
 from raddle.errors import InputError
+from raddle.graph.supervised import supervised
 from raddle.program.lower import lower
 from raddle.runtime.execution.compiled_functions import (
     CompiledFunctions,
@@ -31,7 +32,7 @@ def trainer_of(model: nn.Module, x: torch.Tensor, functions: CompiledFunctions) 
     """A trainer of one rank whose functions are compiled as the tests say."""
     y = torch.zeros(len(x), dtype=torch.int64)
     loss = nn.functional.cross_entropy
-    graph = raddle.capture(model, [x], targets=[y], loss=loss)
+    graph = raddle.capture(model, (x, y), supervised(loss))
     program = lower(graph, raddle.search(graph, raddle.cluster("local:1"), "data"))
     place = torch.device("cpu")
     return Trainer(
@@ -47,7 +48,9 @@ def losses(backend: Any, steps: int = 3) -> list[float]:
     x = torch.randn(6, 4)
     functions = CompiledFunctions(None if backend is None else "default", backend=backend)
     trainer = trainer_of(model, x, functions)
-    after_steps = [float(trainer.step(x, torch.zeros(6, dtype=torch.int64))) for _ in range(steps)]
+    after_steps = [
+        float(trainer.step((x, torch.zeros(6, dtype=torch.int64)))) for _ in range(steps)
+    ]
     trainer.close()
     return after_steps
 
@@ -88,7 +91,7 @@ def test_an_error_of_the_model_is_not_the_compilers() -> None:
     model, x = nn.Linear(4, 3), torch.randn(6, 4)
     trainer = trainer_of(model, x, CompiledFunctions("default", backend="eager"))
     with pytest.warns(NotCompiled), pytest.raises(IndexError):
-        trainer.step(x, torch.full((6,), 7))
+        trainer.step((x, torch.full((6,), 7)))
 
 
 @pytest.mark.parametrize("choice", [True, "max-autotune"])

@@ -13,6 +13,7 @@ from timeouts import HANG
 from torch import Tensor, nn
 
 import raddle
+from raddle.graph.supervised import supervised
 from raddle.program.lower import lower
 from raddle.runtime.execution.compiled_functions import CompiledFunctions
 from raddle.runtime.trainer import Trainer, warn_of_emulation
@@ -71,14 +72,14 @@ def plain_gradients(
 def raddle_gradients(model: nn.Module, x: Tensor, y: Tensor, *, compiled: bool) -> Tensor:
     """The gradients, as the change of the parameters in a step of SGD with a learning rate of 1."""
     loss, place = nn.functional.cross_entropy, torch.device("cpu")
-    graph = raddle.capture(model, [x], targets=[y], loss=loss)
+    graph = raddle.capture(model, (x, y), supervised(loss))
     program = lower(graph, raddle.search(graph, raddle.cluster("local:1"), "data"))
     trainer = Trainer(
         model, program, lambda p: torch.optim.SGD(p, lr=1.0), join(place, None, HANG), place,
         loss=loss, autocast=torch.bfloat16, functions=CompiledFunctions("default" if compiled else None),
     )  # fmt: skip
     before = trainer.state_dict()
-    trainer.step(x, y)
+    trainer.step((x, y))
     after = trainer.state_dict()
     trainer.close()
     names = [name for name, _ in model.named_parameters()]

@@ -20,6 +20,7 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.dtypes import carries_gradient, in_double
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan
 from raddle.plans.plan_file import from_dict, to_dict
 from raddle.plans.tiling import Grid
@@ -232,7 +233,7 @@ class Complex(nn.Module):
 
 def test_an_output_that_is_complex_counts_in_the_loss_of_a_model_without_one() -> None:
     x = torch.randn(2, 3, dtype=torch.complex64)
-    graph = capture(Complex(), [x], loss=output_loss)
+    graph = capture(Complex(), (x,), supervised(output_loss, targets=0))
     assert "weight" in graph.differentiable()
     with torch.no_grad():
         y = Complex()(x)
@@ -240,7 +241,9 @@ def test_an_output_that_is_complex_counts_in_the_loss_of_a_model_without_one() -
 
 
 def test_compressed_gradients_are_refused_for_complex_parameters() -> None:
-    graph = capture(Complex(), [torch.randn(2, 3, dtype=torch.complex64)], loss=output_loss)
+    graph = capture(
+        Complex(), (torch.randn(2, 3, dtype=torch.complex64),), supervised(output_loss, targets=0)
+    )
     with pytest.raises(InputError, match=r"'weight' is complex64, which bfloat16 cannot hold"):
         lower(graph, on_two(graph, [0, 1], sync="allreduce:bf16"))
 
@@ -281,7 +284,9 @@ def test_fnet_trains_as_the_module_does() -> None:
 
 
 def test_a_plan_of_a_complex_model_can_be_read_back() -> None:
-    graph = capture(Complex(), [torch.randn(4, 3, dtype=torch.complex64)], loss=output_loss)
+    graph = capture(
+        Complex(), (torch.randn(4, 3, dtype=torch.complex64),), supervised(output_loss, targets=0)
+    )
     plan = plan_for(graph, cluster("local:2"), "data")
     assert plan.dtype == "float32"  # the dtype in which the model is built again
     assert from_dict(json.loads(json.dumps(to_dict(plan, graph))), graph).tiles == plan.tiles
@@ -290,6 +295,8 @@ def test_a_plan_of_a_complex_model_can_be_read_back() -> None:
 def test_another_precision_keeps_imaginary_parts() -> None:
     model = Complex()
     before, x = model.weight.detach().clone(), torch.ones(2, 3, dtype=torch.complex64)
-    work = move_workload(Workload("own", model, (x,), (), output_loss), "cpu", torch.float64)
-    assert work.inputs[0].dtype == model.weight.dtype == torch.complex128
+    work = move_workload(
+        Workload("own", model, x, supervised(output_loss, targets=0)), "cpu", torch.float64
+    )
+    assert work.batch.dtype == model.weight.dtype == torch.complex128
     torch.testing.assert_close(model.weight.detach(), before.to(torch.complex128))

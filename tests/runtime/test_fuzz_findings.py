@@ -11,6 +11,8 @@ from ranks import on_threads
 from small_models import make_plan
 from torch import Tensor, nn
 
+from raddle.graph.supervised import supervised
+
 
 class Weighted(nn.Module):
     """y = f(w * x), so that gradients show what f does."""
@@ -105,9 +107,9 @@ def test_a_trainers_state_has_the_modules_names(more: str) -> None:
         2,
         lambda t: t.state_dict(),
         model,
-        chosen_plan,
         plain.optimizer,
-        loss=plain.loss,
+        plan=chosen_plan,
+        loss=supervised(plain.loss),
         graph=plain.graph,
     ):
         assert state.keys() == model.state_dict().keys()

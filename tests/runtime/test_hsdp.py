@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from raddle.clusters import cluster
 from raddle.errors import InputError
+from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.runtime.actions import StartReplicaSum
@@ -49,7 +50,7 @@ def test_trains_as_the_plain_module_and_sends_the_simulated_bytes(model: str, sy
 def test_trainers_of_any_method_train_as_plain_pytorch_does(method: str, sync: str) -> None:
     losses, model, _ = train_plain(3)
     for rank_losses, state in on_threads(
-        4, lambda t: train(t, 3), net(), plan(method, 4, sync=sync), sgd, graph=graph()
+        4, lambda t: train(t, 3), net(), sgd, plan=plan(method, 4, sync=sync), graph=graph()
     ):
         assert rank_losses == pytest.approx(losses, rel=1e-9)
         assert_equal(state, model)
@@ -82,8 +83,8 @@ def test_clipping_counts_every_shard_once(sync: str) -> None:
         4,
         lambda t: train(t, 3),
         net(),
-        plan("data", 4, sync=sync),
         sgd,
+        plan=plan("data", 4, sync=sync),
         graph=graph(),
         clip_norm=0.1,
     ):
@@ -105,8 +106,8 @@ def test_accumulates_gradients(sync: str) -> None:
         4,
         lambda t: train(t, 4),
         net(),
-        plan("data", 4, sync=sync),
         sgd,
+        plan=plan("data", 4, sync=sync),
         graph=graph(),
         accumulate=2,
     )
@@ -126,24 +127,24 @@ def test_checkpoints_load_into_other_plans(first: str, then: str, method: str) -
 
     def start(trainer: Trainer) -> Any:
         for batch in batches(4)[:2]:
-            trainer.step(*batch)
+            trainer.step(batch)
         return trainer.optimizer_state_dict(), trainer.state_dict()
 
     optimizer_state, state = on_threads(
-        4, start, net(), plan("data", 4, sync=first), sgd, graph=graph()
+        4, start, net(), sgd, plan=plan("data", 4, sync=first), graph=graph()
     )[0]
 
     def go_on(trainer: Trainer) -> dict[str, Tensor]:
         trainer.load_state_dict(state)
         trainer.load_optimizer_state_dict(optimizer_state)
         for batch in batches(4)[2:]:
-            trainer.step(*batch)
+            trainer.step(batch)
         return trainer.state_dict()
 
     fresh = copy.deepcopy(net())
     for parameter in fresh.parameters():
         torch.nn.init.zeros_(parameter)
-    for resumed in on_threads(4, go_on, fresh, plan(method, 4, sync=then), sgd, graph=graph()):
+    for resumed in on_threads(4, go_on, fresh, sgd, plan=plan(method, 4, sync=then), graph=graph()):
         assert_equal(resumed, model)
 
 
@@ -165,13 +166,19 @@ def test_a_smaller_batch_and_an_evaluation_in_between(sync: str) -> None:
 
     def work(trainer: Trainer) -> tuple[list[float], list[float]]:
         rows = [
-            (float(trainer.step(*batch)), float(trainer.evaluate(*batches(1)[0])))
+            (float(trainer.step(batch)), float(trainer.evaluate(batches(1)[0])))
             for batch in batch_list
         ]
         return [row[0] for row in rows], [row[1] for row in rows]
 
     for rank_losses, seen in on_threads(
-        4, work, net(), plan("data", 4, sync=sync), sgd, graph=graph(), loss=F.cross_entropy
+        4,
+        work,
+        net(),
+        sgd,
+        plan=plan("data", 4, sync=sync),
+        graph=graph(),
+        loss=supervised(F.cross_entropy),
     ):
         assert rank_losses == pytest.approx(losses, rel=1e-9)
         assert seen == pytest.approx(evaluated, rel=1e-9)
@@ -181,7 +188,7 @@ def test_a_rank_keeps_the_shards_of_its_place_in_the_group() -> None:
     """Ranks 0 and 2 have the same place in their groups, so the same shards, and 1 and 3."""
 
     def work(trainer: Trainer) -> tuple[set[Any], set[tuple[int, ...]]]:
-        trainer.step(*batches(1)[0])
+        trainer.step(batches(1)[0])
         trainer.synchronize()
         actions = trainer.executor.rank_actions
         sums = (a for a in actions.actions if isinstance(a, StartReplicaSum))
@@ -189,7 +196,7 @@ def test_a_rank_keeps_the_shards_of_its_place_in_the_group() -> None:
         return held, {actions.blocks[a.block].replicas for a in sums}
 
     ranks = on_threads(
-        4, work, net(), plan("data", 4, sync="sharded:parameters,group=2"), sgd, graph=graph()
+        4, work, net(), sgd, plan=plan("data", 4, sync="sharded:parameters,group=2"), graph=graph()
     )
     boxes, replicas = [r[0] for r in ranks], [r[1] for r in ranks]
     assert boxes[0] == boxes[2] != boxes[1] == boxes[3]

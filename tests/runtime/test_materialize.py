@@ -85,7 +85,7 @@ def test_random_boxes_are_slices_of_the_materialized_model(name: str, seed: int)
 @pytest.mark.parametrize("name", ["rnntc-tiny", "resnet110-tiny", "gpt-tiny"])
 def test_a_materialized_model_runs(name: str) -> None:
     work = zoo.load(name, device="cpu")
-    loss = work.loss(pair(name)[1](*work.inputs), *work.targets)
+    loss = work.loss(pair(name)[1], work.batch)
     loss.backward()
     assert loss.isfinite()
 
@@ -121,7 +121,7 @@ def test_threads_take_the_same() -> None:
 
 def test_names_are_those_of_the_graph() -> None:
     work = zoo.load("gpt-tiny")
-    graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
+    graph = capture(work.model, work.batch, work.loss)
     assert graph.aliases == {"lm_head.weight": "wte.weight"}
     states = [*graph.parameters, *graph.buffers]
     taken = materialize_boxes(work.model, {v.name: [Box.full(v.shape)] for v in states})

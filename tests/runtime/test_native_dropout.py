@@ -20,6 +20,7 @@ from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph, Op
+from raddle.graph.supervised import supervised
 from raddle.plans import plan_file
 from raddle.plans.native_dropout import has_native_dropout
 from raddle.plans.notation import read_tiling
@@ -71,13 +72,20 @@ def train(
     def work(trainer: Trainer) -> list[dict[str, Tensor]]:
         states = []
         for _ in range(steps):
-            trainer.step(x)
+            trainer.step((x,))
             states.append(trainer.state_dict())
         return states
 
     return on_threads(
-        plan.devices, work, model, plan, more.pop("optimizer", sgd(1.0)), graph=graph, loss=loss, **more
-    )[0]  # fmt: skip
+        plan.devices,
+        work,
+        model,
+        more.pop("optimizer", sgd(1.0)),
+        plan=plan,
+        graph=graph,
+        loss=supervised(loss, targets=0),
+        **more,
+    )[0]
 
 
 def same(states: list[dict[str, Tensor]], others: list[dict[str, Tensor]]) -> bool:
@@ -112,7 +120,7 @@ def masks(split: str, *, causal: bool = False, steps: int = 1, seed: int = 3) ->
         Masks(N, H, T, T, causal=causal),
         torch.eye(T, dtype=torch.float64).expand(N, H, T, T),
     )
-    graph = capture(model, [x], loss=loss)
+    graph = capture(model, (x,), supervised(loss, targets=0))
     plan = attention_plan(graph, split)
     states = train(model, graph, plan, x, steps, seed=seed)
     totals = [torch.zeros_like(model.w), *(state["w"] for state in states)]
@@ -150,7 +158,7 @@ def test_hidden_keys_stay_hidden(split: str) -> None:
 
 def test_micro_batches_have_their_own_masks() -> None:
     model, x = Masks(H, T, T), torch.eye(T, dtype=torch.float64).expand(N, H, T, T)
-    graph = capture(model, [x[:1]], loss=loss)
+    graph = capture(model, (x[:1],), supervised(loss, targets=0))
     plan = attention_plan(graph, microbatches=N, batch=N)
     (state,) = train(model, graph, plan, x)
     # micro-batches have equal weights in the loss: the gradient is the mean of their masks
@@ -184,7 +192,7 @@ class Layers(nn.Module):
 def network() -> tuple[nn.Module, Graph, Tensor]:
     torch.manual_seed(0)
     model, x = Layers().double(), torch.randn(4, 6, 8, dtype=torch.float64)
-    return model, capture(model, [x], loss=loss), x
+    return model, capture(model, (x,), supervised(loss, targets=0)), x
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -248,7 +256,7 @@ def test_gradients_are_right_in_the_mean() -> None:
     """The loss is linear in the weights of one attention: its mean gradient is that without dropout."""
     torch.manual_seed(0)
     model, x = Layers(layers=1).double(), torch.randn(4, 6, 8, dtype=torch.float64)
-    graph = capture(model, [x], loss=loss)
+    graph = capture(model, (x,), supervised(loss, targets=0))
     steps, rate = 600, 1e-9  # so small that parameters stay where they are
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     plan = attention_plan(graph, "{heads}/2 @0,1")
@@ -321,7 +329,7 @@ def test_masks_are_exact_where_native_ones_would_differ() -> None:
 
 def test_a_job_may_take_another_kind_than_its_file_says(tmp_path: pathlib.Path) -> None:
     work = zoo.load("gpt-tiny", device="cpu")
-    graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=work.name)
+    graph = capture(work.model, work.batch, work.loss, name=work.name)
     path = tmp_path / "plan.json"
     plan = plan_for(graph, cluster("local:1"), "data", model="gpt-tiny")
     plan_file.save(replace(plan, dropout="exact"), graph, path)

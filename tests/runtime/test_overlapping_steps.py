@@ -23,7 +23,7 @@ def save_plan(
     path: Path, name: str, method: str, schedule: str, devices: int, batch: int = 4, micro: int = 1
 ) -> str:
     work = zoo.load(name, batch=batch)
-    graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=name)
+    graph = capture(work.model, work.batch, work.loss, name=name)
     target_cluster = cluster(f"local:{devices}")
     settings = Settings(schedule=schedule, budget=0.4)
     if method == "pipeline":

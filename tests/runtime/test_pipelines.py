@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raddle.errors import InputError
+from raddle.graph.supervised import supervised
 from raddle.plans.pipelining import schedule_of, stage_of
 from raddle.plans.plan import Plan, describe_inputs
 from raddle.plans.schedule import schedule_to_text
@@ -527,11 +528,17 @@ def test_a_batch_that_leaves_devices_without_samples_is_refused(name: str) -> No
     plan = replace(TRAINED[name](), steps=1)
 
     def work(trainer: Trainer) -> None:
-        trainer.step(*batches(1)[0])
+        trainer.step(batches(1)[0])
 
     with pytest.raises(InputError, match="with 1 samples some devices have none"):
         on_threads(
-            plan.devices, work, net().model, plan, sgd, loss=F.cross_entropy, graph=net().graph
+            plan.devices,
+            work,
+            net().model,
+            sgd,
+            plan=plan,
+            loss=supervised(F.cross_entropy),
+            graph=net().graph,
         )
 
 
@@ -544,16 +551,22 @@ def test_a_trainer_takes_any_batch_and_evaluates(name: str) -> None:
     x, y = batches(full + 1)[0]
 
     def work(trainer: Trainer) -> Any:
-        losses = [float(trainer.step(*batch)) for batch in batch_list[:2]]
-        between = [float(trainer.evaluate(x[:n], y[:n])) for n in (full, 1, full + 1)]
-        losses += [float(trainer.step(*batch)) for batch in batch_list[2:]]
-        loss, (output,) = trainer.evaluate(x, y, outputs=True)
+        losses = [float(trainer.step(batch)) for batch in batch_list[:2]]
+        between = [float(trainer.evaluate((x[:n], y[:n]))) for n in (full, 1, full + 1)]
+        losses += [float(trainer.step(batch)) for batch in batch_list[2:]]
+        loss, output = trainer.evaluate((x, y)).loss, trainer.predict((x, y))
         return losses, between, float(loss), output, trainer.state_dict()
 
     wanted, model = train_plain(plan, batch_list)
     _, early = train_plain(plan, batch_list[:2])
     for losses, between, loss, output, state in on_threads(
-        plan.devices, work, net().model, plan, sgd, loss=F.cross_entropy, graph=net().graph
+        plan.devices,
+        work,
+        net().model,
+        sgd,
+        plan=plan,
+        loss=supervised(F.cross_entropy),
+        graph=net().graph,
     ):
         assert losses == pytest.approx(wanted, rel=1e-9)
         assert_equal(state, model)
@@ -586,11 +599,17 @@ def test_a_batch_as_large_as_a_ranks_part_is_refused_or_trained_on(name: str, sa
     batch_list = batches(samples)
 
     def work(trainer: Trainer) -> tuple[float, dict[str, Tensor]]:
-        return float(trainer.step(*batch_list[0])), trainer.state_dict()
+        return float(trainer.step(batch_list[0])), trainer.state_dict()
 
     try:
         results = on_threads(
-            plan.devices, work, net().model, plan, sgd, loss=F.cross_entropy, graph=net().graph
+            plan.devices,
+            work,
+            net().model,
+            sgd,
+            plan=plan,
+            loss=supervised(F.cross_entropy),
+            graph=net().graph,
         )
     except InputError:  # "is as large as rank 0's part of a planned one"
         return
@@ -608,24 +627,20 @@ def test_a_trainer_goes_on_from_a_state(name: str) -> None:
 
     def first(trainer: Trainer) -> Any:
         for batch in batch_list[:2]:
-            trainer.step(*batch)
+            trainer.step(batch)
         return trainer.state_dict(), trainer.optimizer_state_dict()
 
-    args = (net().model, plan, sgd)
-    state, optimizer_state = on_threads(
-        plan.devices, first, *args, loss=F.cross_entropy, graph=net().graph
-    )[0]
+    args = (net().model, sgd)
+    state, optimizer_state = on_threads(plan.devices, first, *args, plan=plan, graph=net().graph)[0]
 
     def then(trainer: Trainer) -> Any:
         trainer.load_state_dict(state)
         trainer.load_optimizer_state_dict(optimizer_state)
-        trainer.step(*batch_list[2])
+        trainer.step(batch_list[2])
         return trainer.state_dict()
 
     _, model = train_plain(plan, batch_list)
-    for resumed_state in on_threads(
-        plan.devices, then, *args, loss=F.cross_entropy, graph=net().graph
-    ):
+    for resumed_state in on_threads(plan.devices, then, *args, plan=plan, graph=net().graph):
         assert_equal(resumed_state, model)
 
 
@@ -635,8 +650,13 @@ def test_a_plan_in_microbatches_takes_the_graph_of_the_whole_batch() -> None:
     assert plan.microbatches > 1
     batch_list = batches(plan.batch)
     losses = on_threads(
-        plan.devices, lambda trainer: float(trainer.step(*batch_list[0])), net().model, plan, sgd,
-        loss=F.cross_entropy, graph=net().graph.for_batch(plan.batch),
-    )  # fmt: skip
+        plan.devices,
+        lambda trainer: float(trainer.step(batch_list[0])),
+        net().model,
+        sgd,
+        plan=plan,
+        loss=supervised(F.cross_entropy),
+        graph=net().graph.for_batch(plan.batch),
+    )
     (wanted,), _ = train_plain(plan, batch_list)
     assert losses == pytest.approx([wanted] * plan.devices, rel=1e-9)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid, even_cuts
 from raddle.program.lower import lower
@@ -88,7 +89,7 @@ def test_they_compute_what_the_module_does(
 ) -> None:
     model = Net(kind, both_ways, states).double()
     x = torch.randn(4, 3, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    graph = capture(model, [x], loss=loss)
+    graph = capture(model, (x,), supervised(loss, targets=0))
     program = lower(graph, planned(graph, how))
     # In the excluded case, the first layer may be whole except for its zero states.
     if not (both_ways and how == "layers"):
@@ -105,5 +106,5 @@ def test_they_compute_what_the_module_does(
 def test_dropout_between_layers_leaves_them_whole() -> None:
     """Dropout masks differ from torch's, so values are compared elsewhere (test_random_graphs)."""
     rnn = nn.LSTM(3, 4, num_layers=2, dropout=0.5, batch_first=True)
-    graph = capture(rnn, [torch.zeros(4, 3, 3)], loss=lambda out: out[0].sum())
+    graph = capture(rnn, (torch.zeros(4, 3, 3),), supervised(lambda out: out[0].sum(), targets=0))
     assert native_calls(lower(graph, planned(graph, "one"))) == 2

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import raddle
 from raddle.graph.operator_kind import work
+from raddle.graph.supervised import supervised
 from raddle.program import repeated_blocks
 from raddle.program.lower import lower
 from raddle.program.program import Program
@@ -108,7 +109,7 @@ def batch(samples: int) -> tuple[Tensor, Tensor]:
 
 def program_of(model: nn.Module, *, microbatches: int = 1) -> Program:
     x, y = batch(4)
-    graph = raddle.capture(model, [x], targets=[y], loss=loss)
+    graph = raddle.capture(model, (x, y), supervised(loss))
     plan = raddle.search(graph, raddle.cluster("local:1"), "data")
     return lower(graph, replace(plan, microbatches=microbatches, batch=4 * microbatches))
 
@@ -126,8 +127,8 @@ def trainer_of(model: nn.Module, backend: Any, *, microbatches: int = 1) -> Trai
 def train(trainer: Trainer, *, microbatches: int) -> list[float]:
     """Two steps, a smaller batch and an evaluation."""
     sizes = [4 * microbatches, 4 * microbatches, 3 * microbatches]
-    losses = [float(trainer.step(*batch(samples))) for samples in sizes]
-    return [*losses, float(trainer.evaluate(*batch(sizes[0])))]
+    losses = [float(trainer.step(batch(samples))) for samples in sizes]
+    return [*losses, float(trainer.evaluate(batch(sizes[0])))]
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])
@@ -140,7 +141,7 @@ def test_blocks_are_compiled_once(microbatches: int) -> None:
         trainer = trainer_of(transformer(layers), backend, microbatches=microbatches)
         plain = trainer_of(transformer(layers), None, microbatches=microbatches)
         for t in (trainer, plain):
-            t.step(*batch(4 * microbatches))
+            t.step(batch(4 * microbatches))
         # Before the blocks, a block, and after the blocks: a graph of each
         assert backend.counts == (3, 3, 0)
         assert losses_of(trainer) == pytest.approx(losses_of(plain), rel=1e-9)
@@ -162,7 +163,7 @@ def test_blocks_with_native_dropout_are_compiled_once() -> None:
                 block.attention_dropout = 0.2
         trainer = trainer_of(model, backend)
         for _ in range(3):
-            trainer.step(*batch(4))
+            trainer.step(batch(4))
         assert backend.counts == (3, 3, 0)
         forwards = [a for a in trainer.executor.rank_actions.actions if isinstance(a, Forward)]
         streams = [a.call.random_stream for a in forwards if a.call.random_stream]
@@ -225,7 +226,7 @@ def test_the_longest_repetition(text: str, repetition: Repetition | None) -> Non
 def test_dropout_of_shared_blocks_differs() -> None:
     """Blocks share a function but not their masks: each has a number of its own as an argument."""
     trainer = trainer_of(transformer(3), CountingBackend())
-    trainer.step(*batch(4))
+    trainer.step(batch(4))
     calls = [a.call for a in trainer.executor.rank_actions.actions if type(a).__name__ == "Forward"]
     blocks = [call for call in calls if len(call.numbers) == 2]
     assert len(blocks) == 3

@@ -68,8 +68,14 @@ class Case:
 
     def run(self, work: Any, *, rate: float = 0.05, seed: int = 3) -> Any:
         results = on_threads(
-            self.plan.devices, work, self.model, self.plan, self.make(rate), graph=self.graph, seed=seed
-        )  # fmt: skip
+            self.plan.devices,
+            work,
+            self.model,
+            self.make(rate),
+            plan=self.plan,
+            graph=self.graph,
+            seed=seed,
+        )
         for other in results[1:]:
             assert_same(other, results[0])
         return results[0]
@@ -99,7 +105,7 @@ def train(trainer: Trainer, start: int, end: int) -> list[Tensor]:
     """Steps with a falling learning rate, as with a scheduler."""
     losses = []
     for step in range(start, end):
-        losses.append(trainer.step(batch(step)))
+        losses.append(trainer.step((batch(step),)).loss)
         for group in trainer.optimizer.param_groups:
             group["lr"] *= 0.9
     return losses
@@ -256,7 +262,7 @@ def test_what_cannot_be_resumed_is_refused() -> None:
     replace(saved_case, optimizer="SGD").run(other_kind)
 
     def unfinished(trainer: Trainer) -> None:
-        trainer.step(batch(0))
+        trainer.step((batch(0),))
         with pytest.raises(InputError, match="step 1 is in the middle of 2 that are accumulated"):
             trainer.optimizer_state_dict()
         with pytest.raises(InputError, match="step 1 is in the middle of 2 that are accumulated"):
@@ -266,8 +272,8 @@ def test_what_cannot_be_resumed_is_refused() -> None:
         1,
         unfinished,
         saved_case.model,
-        saved_case.plan,
         saved_case.make(0.1),
+        plan=saved_case.plan,
         graph=saved_case.graph,
         accumulate=2,
     )

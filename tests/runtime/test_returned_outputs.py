@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import raddle
+from raddle.graph.supervised import supervised
 from raddle.plans.notation import read_tiles
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
@@ -27,7 +28,7 @@ def loss(output: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
 
 
 def test_only_evaluation_keeps_outputs() -> None:
-    graph = raddle.capture(TwoOutputs(), [torch.randn(6, 4)], loss=loss)
+    graph = raddle.capture(TwoOutputs(), (torch.randn(6, 4),), supervised(loss, targets=0))
     assert len(graph.outputs) == 2
     plan = Plan(read_tiles(graph, "".join(f"{op.name}: @0\n" for op in graph.ops)), devices=1)
     results = {}
@@ -40,11 +41,16 @@ def test_only_evaluation_keeps_outputs() -> None:
 def test_a_model_with_outputs_that_the_loss_ignores_trains() -> None:
     torch.manual_seed(0)
     model, x = TwoOutputs(), torch.randn(6, 4)
-    graph = raddle.capture(model, [x], loss=loss)
+    graph = raddle.capture(model, (x,), supervised(loss, targets=0))
     plan = Plan(read_tiles(graph, "".join(f"{op.name}: @0\n" for op in graph.ops)), devices=1)
     expected = float(loss(model(x)).detach())
     trainer = raddle.parallelize(
-        model, plan, lambda p: torch.optim.SGD(p, lr=0.1), graph=graph, loss=loss, device="cpu"
+        model,
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        plan=plan,
+        graph=graph,
+        loss=supervised(loss, targets=0),
+        device="cpu",
     )
-    assert float(trainer.step(x)) == expected
+    assert float(trainer.step((x,))) == expected
     trainer.close()

@@ -47,7 +47,7 @@ from raddle.searches.comparison import plan_and_predict
 @cache
 def captured(model: str) -> Graph:
     work = zoo.load(model)
-    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=work.name)
+    return capture(work.model, work.batch, work.loss, name=work.name)
 
 
 class ExitedRank(NamedTuple):
@@ -435,7 +435,8 @@ def test_the_torchrun_line_of_several_machines() -> None:
 # -- the command line --------------------------------------------------------------------------------
 
 
-def test_raddle_run_becomes_torchrun(plan: Any) -> None:
+def test_raddle_run_becomes_torchrun(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # it would become --threads
     path = plan("lenet-tiny", "data", 2)
     words = ["run", path, "--local", "--steps", "3", "--json"]
     command = [sys.executable, "-m", "raddle", *words]

@@ -16,6 +16,7 @@ from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan
 from raddle.runtime.actions import Forward
 from raddle.runtime.trainer import Trainer, parallelize
@@ -47,7 +48,7 @@ def net() -> Net:
 @cache
 def graph() -> Graph:
     x, y = torch.zeros(8, 2, 6, 6).double(), torch.zeros(8, dtype=torch.int64)
-    return capture(net(), [x], targets=[y], loss=F.cross_entropy)
+    return capture(net(), (x, y), supervised(F.cross_entropy))
 
 
 def plan(method: str, ranks: int, **more: Any) -> Plan:
@@ -88,7 +89,7 @@ def train_plain(
 
 
 def train(trainer: Trainer, count: int) -> tuple[list[float], dict[str, Tensor]]:
-    return [float(trainer.step(*b)) for b in batches(count)], trainer.state_dict()
+    return [float(trainer.step(b)) for b in batches(count)], trainer.state_dict()
 
 
 def assert_equal(state: dict[str, Tensor], model: nn.Module) -> None:
@@ -103,8 +104,14 @@ def assert_equal(state: dict[str, Tensor], model: nn.Module) -> None:
 def test_trains_as_plain_pytorch_does(method: str, ranks: int) -> None:
     losses, model, _ = train_plain(3)
     for rank_losses, state in on_threads(
-        ranks, lambda t: train(t, 3), net(), plan(method, ranks), sgd, loss=F.cross_entropy, graph=graph()
-    ):  # fmt: skip
+        ranks,
+        lambda t: train(t, 3),
+        net(),
+        sgd,
+        plan=plan(method, ranks),
+        loss=supervised(F.cross_entropy),
+        graph=graph(),
+    ):
         assert rank_losses == pytest.approx(losses, rel=1e-9)  # on every rank
         assert_equal(state, model)
 
@@ -121,7 +128,7 @@ def test_trains_as_plain_pytorch_does(method: str, ranks: int) -> None:
 def test_any_elementwise_optimizer(make: Any) -> None:
     losses, model, _ = train_plain(3, make)
     (rank_losses, state), *_ = on_threads(
-        2, lambda t: train(t, 3), net(), plan("owt", 2), make, graph=graph()
+        2, lambda t: train(t, 3), net(), make, plan=plan("owt", 2), graph=graph()
     )
     assert rank_losses == pytest.approx(losses, rel=1e-9)
     assert_equal(state, model)
@@ -129,7 +136,9 @@ def test_any_elementwise_optimizer(make: Any) -> None:
 
 def test_optimizers_of_whole_tensors_are_refused() -> None:
     with pytest.raises(InputError, match=r"Adafactor looks at whole tensors, but the plan splits"):
-        on_threads(2, lambda t: None, net(), plan("model", 2), torch.optim.Adafactor, graph=graph())
+        on_threads(
+            2, lambda t: None, net(), torch.optim.Adafactor, plan=plan("model", 2), graph=graph()
+        )
 
 
 @pytest.mark.parametrize("method", ["data", "owt", "layerwise", "filter-horizontal"])
@@ -137,7 +146,7 @@ def test_optimizers_of_whole_tensors_are_refused() -> None:
 def test_clips_by_the_global_norm(method: str, limit: float) -> None:
     losses, model, _ = train_plain(3, clip=limit)
     for rank_losses, state in on_threads(
-        3, lambda t: train(t, 3), net(), plan(method, 3), sgd, graph=graph(), clip_norm=limit
+        3, lambda t: train(t, 3), net(), sgd, plan=plan(method, 3), graph=graph(), clip_norm=limit
     ):
         assert rank_losses == pytest.approx(losses, rel=1e-7)
         for name, tensor in state.items():
@@ -156,9 +165,14 @@ def test_accumulates_gradients() -> None:
     for method in ("data", "owt", "layerwise"):
         for sync in ("allreduce", "server"):
             (_, state), *_ = on_threads(
-                2, lambda t: train(t, 4), net(), plan(method, 2, sync=sync), sgd,
-                graph=graph(), accumulate=2,
-            )  # fmt: skip
+                2,
+                lambda t: train(t, 4),
+                net(),
+                sgd,
+                plan=plan(method, 2, sync=sync),
+                graph=graph(),
+                accumulate=2,
+            )
             assert_equal(state, model)
 
 
@@ -166,7 +180,7 @@ def test_schedulers_work_on_every_rank() -> None:
     def scheduled(trainer: Trainer) -> dict[str, Tensor]:
         schedule = torch.optim.lr_scheduler.StepLR(trainer.optimizer, step_size=1, gamma=0.5)
         for batch in batches(3):
-            trainer.step(*batch)
+            trainer.step(batch)
             schedule.step()
         return trainer.state_dict()
 
@@ -179,7 +193,7 @@ def test_schedulers_work_on_every_rank() -> None:
         optimizer.step()
         schedule.step()
     for method in ("layerwise", "owt"):
-        for state in on_threads(3, scheduled, net(), plan(method, 3), sgd, graph=graph()):
+        for state in on_threads(3, scheduled, net(), sgd, plan=plan(method, 3), graph=graph()):
             assert_equal(state, model)
 
 
@@ -192,14 +206,14 @@ def test_evaluates_as_the_module_does(method: str) -> None:
 
     def work(trainer: Trainer) -> Any:
         train(trainer, 2)
-        before = trainer.evaluate(x, y)
-        small = trainer.evaluate(x[:4], y[:4])
-        loss, (output,) = trainer.evaluate(x, y, outputs=True)
-        again = trainer.step(x, y)  # training continues
+        before = trainer.evaluate((x, y))
+        small = trainer.evaluate((x[:4], y[:4]))
+        loss, output = trainer.evaluate((x, y)).loss, trainer.predict((x, y))
+        again = trainer.step((x, y))  # training continues
         return float(before), float(small), float(loss), output, float(again)
 
     for before, small, loss, output, again in on_threads(
-        2, work, net(), plan(method, 2), sgd, loss=F.cross_entropy, graph=graph()
+        2, work, net(), sgd, plan=plan(method, 2), loss=supervised(F.cross_entropy), graph=graph()
     ):
         assert before == loss == pytest.approx(F.cross_entropy(wanted, y).item(), rel=1e-9)
         assert small == pytest.approx(F.cross_entropy(wanted[:4], y[:4]).item(), rel=1e-9)
@@ -213,17 +227,17 @@ def test_any_plan_loads_any_plans_state() -> None:
         train(trainer, 2)
         return trainer.state_dict(), trainer.optimizer_state_dict()
 
-    state, optimizer_state = on_threads(2, first, net(), plan("owt", 2), sgd, graph=graph())[0]
+    state, optimizer_state = on_threads(2, first, net(), sgd, plan=plan("owt", 2), graph=graph())[0]
 
     def then(trainer: Trainer) -> Any:
         trainer.load_state_dict(state)
         trainer.load_optimizer_state_dict(optimizer_state)
         for batch in batches(3)[2:]:
-            trainer.step(*batch)
+            trainer.step(batch)
         return trainer.state_dict()
 
     for method in ("layerwise", "data", "filter-incremental"):
-        for loaded_state in on_threads(3, then, net(), plan(method, 3), sgd, graph=graph()):
+        for loaded_state in on_threads(3, then, net(), sgd, plan=plan(method, 3), graph=graph()):
             assert_equal(loaded_state, train_plain(3)[1])
     plain = net().__class__().double()
     plain.load_state_dict(state)  # the plain module can load it too
@@ -232,18 +246,20 @@ def test_any_plan_loads_any_plans_state() -> None:
 def test_a_rank_reads_its_own_part_of_the_batch() -> None:
     def work(trainer: Trainer) -> Any:
         whole = batches(2)
-        parts = [trainer.part(*b) for b in whole]
+        parts = [trainer.part(b) for b in whole]
         assert parts[0][0].shape[0] == 4
-        return [float(trainer.step(*p)) for p in parts]
+        return [float(trainer.step(p)) for p in parts]
 
-    for losses in on_threads(2, work, net(), plan("data", 2), sgd, graph=graph()):
+    for losses in on_threads(2, work, net(), sgd, plan=plan("data", 2), graph=graph()):
         assert losses == pytest.approx(train_plain(2)[0], rel=1e-9)
 
 
 def test_microbatches_are_cut_from_the_batch() -> None:
     half = capture(
-        net(), [torch.zeros(4, 2, 6, 6).double()], targets=[torch.zeros(4).long()], loss=F.cross_entropy
-    )  # fmt: skip
+        net(),
+        (torch.zeros(4, 2, 6, 6).double(), torch.zeros(4).long()),
+        supervised(F.cross_entropy),
+    )
     chosen_plan = plan_for(half, cluster("local:2"), "data", bn="global")
     chosen_plan = Plan(**{**vars(chosen_plan), "microbatches": 2, "batch": 8, "bn": "microbatch"})
     model = copy.deepcopy(net())
@@ -256,11 +272,11 @@ def test_microbatches_are_cut_from_the_batch() -> None:
 
     def parts(trainer: Trainer) -> Any:
         for b in batches(2):
-            trainer.step(*trainer.part(*b))
+            trainer.step(trainer.part(b))
         return trainer.state_dict()
 
     for work in (parts, lambda t: train(t, 2)[1]):
-        for state in on_threads(2, work, net(), chosen_plan, sgd, graph=half):
+        for state in on_threads(2, work, net(), sgd, plan=chosen_plan, graph=half):
             assert_equal(state, model)
 
 
@@ -275,7 +291,7 @@ def test_initialises_a_model_on_meta_tile_by_tile() -> None:
         elements = sum(p.numel() for _, p in trainer.executor.parameters())
         return trainer.state_dict(), elements
 
-    results = on_threads(3, work, empty, plan("model", 3), sgd, graph=graph(), seed=3)
+    results = on_threads(3, work, empty, sgd, plan=plan("model", 3), graph=graph(), seed=3)
     total = sum(p.numel() for p in whole.parameters())
     for state, rank_elements in results:
         assert_equal(state, whole)
@@ -286,17 +302,17 @@ def test_bfloat16_is_close() -> None:
     losses, _, _ = train_plain(3)
     float32 = copy.deepcopy(net()).float()
     single = capture(
-        float32, [torch.zeros(8, 2, 6, 6)], targets=[torch.zeros(8).long()], loss=F.cross_entropy
+        float32, (torch.zeros(8, 2, 6, 6), torch.zeros(8).long()), supervised(F.cross_entropy)
     )
 
     def work(trainer: Trainer) -> list[float]:
         assert all(p.dtype == torch.float32 for _, p in trainer.executor.parameters())
-        return [float(trainer.step(x.float(), y)) for x, y in batches(3)]
+        return [float(trainer.step((x.float(), y))) for x, y in batches(3)]
 
     for method in ("data", "owt"):
         chosen_plan = plan_for(single, cluster("local:2"), method, bn="global")
         for rank_losses in on_threads(
-            2, work, float32, chosen_plan, sgd, graph=single, autocast=torch.bfloat16
+            2, work, float32, sgd, plan=chosen_plan, graph=single, autocast=torch.bfloat16
         ):
             assert rank_losses == pytest.approx(losses, rel=0.05)
             assert rank_losses != pytest.approx(losses, rel=1e-6)
@@ -319,16 +335,16 @@ class Partly(nn.Module):
 def test_what_is_not_trained_is_kept(method: str) -> None:
     model = Partly()
     x, k = torch.randn(4, 6), torch.tensor(2.0)
-    model_graph = capture(model, [x, k], loss=lambda y: y.square().mean())
+    model_graph = capture(model, (x, k), supervised(lambda y: y.square().mean(), targets=0))
     chosen_plan = plan_for(model_graph, cluster("local:2"), method)
 
     def work(trainer: Trainer) -> Any:
-        trainer.step(*trainer.part(x, k))
+        trainer.step(trainer.part((x, k)))
         state = trainer.state_dict()
         trainer.load_state_dict({**state, "frozen.bias": state["frozen.bias"] + 1})
         return state, trainer.state_dict()
 
-    for state, again in on_threads(2, work, model, chosen_plan, sgd, graph=model_graph):
+    for state, again in on_threads(2, work, model, sgd, plan=chosen_plan, graph=model_graph):
         assert state.keys() == model.state_dict().keys()
         for name in ("unused.weight", "frozen.weight"):
             torch.testing.assert_close(state[name], model.state_dict()[name])
@@ -351,7 +367,7 @@ class TiedFrozen(nn.Module):
 
 def test_a_tied_frozen_parameter_is_loaded_by_either_name() -> None:
     model, x = TiedFrozen(), torch.randn(4, 6)
-    graph = capture(model, [x], loss=lambda y: y.square().mean())
+    graph = capture(model, (x,), supervised(lambda y: y.square().mean(), targets=0))
     names = dict(model.named_parameters(remove_duplicate=False))
 
     def work(trainer: Trainer) -> Any:
@@ -363,7 +379,7 @@ def test_a_tied_frozen_parameter_is_loaded_by_either_name() -> None:
         return loaded
 
     for loaded in on_threads(
-        2, work, model, plan_for(graph, cluster("local:2"), "data"), sgd, graph=graph
+        2, work, model, sgd, plan=plan_for(graph, cluster("local:2"), "data"), graph=graph
     ):
         for weight in loaded:
             torch.testing.assert_close(weight, model.first.weight + 1)
@@ -388,12 +404,12 @@ def test_local_statistics_are_those_of_a_rank(sync: str) -> None:
     chosen_plan = plan_for(graph(), cluster("local:2"), "data", bn="local", sync=sync)
 
     def work(trainer: Trainer) -> dict[str, Tensor]:
-        trainer.step(x, y)
+        trainer.step((x, y))
         return trainer.state_dict()
 
     plain = copy.deepcopy(net())
     plain(x[:4])
-    for state in on_threads(2, work, net(), chosen_plan, sgd, graph=graph()):
+    for state in on_threads(2, work, net(), sgd, plan=chosen_plan, graph=graph()):
         for name in ("norm.running_mean", "norm.running_var"):
             torch.testing.assert_close(state[name], plain.state_dict()[name], rtol=1e-9, atol=1e-9)
 
@@ -410,14 +426,16 @@ def test_nothing_stays_alive_that_nobody_keeps() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.b(torch.relu(self.a(x)))
 
-    watched_graph = capture(Watched(), [torch.randn(4, 4)], loss=lambda y: y.sum())
+    watched_graph = capture(
+        Watched(), (torch.randn(4, 4),), supervised(lambda y: y.sum(), targets=0)
+    )
     chosen_plan = plan_for(watched_graph, cluster("local:1"), "data")
 
     def work(trainer: Trainer) -> None:
         call = next(a for a in trainer.executor.rank_actions.actions if isinstance(a, Forward)).call
         alive.append(call.code.source)
 
-    on_threads(1, work, Watched(), chosen_plan, sgd, graph=watched_graph)
+    on_threads(1, work, Watched(), sgd, plan=chosen_plan, graph=watched_graph)
     lines = [line.strip() for line in alive[0].splitlines()]
     first = lines[1].partition(",")[0]  # the result of the first layer
     assert lines[2].endswith(f"({first})"), "the activation reads it"
@@ -438,15 +456,15 @@ def test_says_what_is_wrong_with_a_batch() -> None:
             ((x, [1] * 8), "'target' is a list"),
         ]:
             with pytest.raises(InputError, match=words):
-                trainer.step(*bad)
-        trainer.step(x, y)  # nothing is lost
+                trainer.step(bad)
+        trainer.step((x, y))  # nothing is lost
 
-    on_threads(2, work, net(), plan("data", 2), sgd, graph=graph())
+    on_threads(2, work, net(), sgd, plan=plan("data", 2), graph=graph())
 
 
 def test_says_how_many_ranks_it_needs() -> None:
     with pytest.raises(InputError, match="the plan needs 3 ranks, 2 were started: re-plan with"):
-        on_threads(2, lambda t: None, net(), plan("data", 3), sgd, graph=graph())
+        on_threads(2, lambda t: None, net(), sgd, plan=plan("data", 3), graph=graph())
 
 
 def test_says_which_parameter_differs() -> None:
@@ -458,9 +476,14 @@ def test_says_which_parameter_differs() -> None:
     hub = Hub(1)
     with pytest.raises(InputError, match=r"parameter 'fc2.weight' is \[5, 12\], not \[4, 12\]"):
         parallelize(
-            Other().double(), plan("data", 1), sgd, loss=F.cross_entropy, device="cpu",
+            Other().double(),
+            sgd,
+            plan=plan("data", 1),
+            loss=supervised(F.cross_entropy),
+            example=batches(1)[0],
+            device="cpu",
             transport=hub.transport(0),
-        )  # fmt: skip
+        )
 
 
 def test_stops_before_an_update_that_is_not_a_number() -> None:
@@ -473,11 +496,11 @@ def test_stops_before_an_update_that_is_not_a_number() -> None:
         with pytest.raises(
             FloatingPointError, match="the loss is nan in step 0: nothing was updated"
         ):
-            trainer.step(bad, y)
+            trainer.step((bad, y))
         return before, [p.detach().clone() for _, p in trainer.executor.parameters()]
 
     for before, after in on_threads(
-        2, work, net(), plan("data", 2), sgd, graph=graph(), check_finite=True
+        2, work, net(), sgd, plan=plan("data", 2), graph=graph(), check_finite=True
     ):
         for tensor, name in zip(after, dict(net().named_parameters()), strict=True):
             torch.testing.assert_close(tensor, before[name])
@@ -491,11 +514,11 @@ def test_a_rank_that_fails_stops_all() -> None:
             trainer.executor.optimizer_step = lambda: 1 / 0  # type: ignore[assignment]
         try:
             for _ in range(3):
-                trainer.step(x, y)
+                trainer.step((x, y))
         except (ZeroDivisionError, RuntimeError) as error:
             return str(error)
         return "no error"
 
-    errors = on_threads(3, work, net(), plan("owt", 3), sgd, graph=graph())
+    errors = on_threads(3, work, net(), sgd, plan=plan("owt", 3), graph=graph())
     assert "division" in errors[1]
     assert all("rank 1 failed" in text for text in (errors[0], errors[2]))

@@ -8,16 +8,19 @@ from torch import nn
 
 from raddle.errors import InputError
 from raddle.graph.capture import capture
+from raddle.graph.step_module import OutputModule, StepModule
+from raddle.graph.supervised import supervised
 from raddle.plans.notation import read_tiling
 from raddle.plans.plan import Plan, describe_inputs
 from raddle.program.lower import lower
-from raddle.runtime.capture_for_plan import capture_for_evaluation, capture_for_plan
+from raddle.runtime.capture_batch import capture_batch, capture_evaluation
 from raddle.runtime.evaluation import Evaluation
-from raddle.runtime.optimizer_step import OptimizerStep, make_optimizer
+from raddle.runtime.optimizer_step import OptimizerStep
 from raddle.runtime.resized_step import ResizedStep
 from raddle.runtime.setup import Setup
 from raddle.runtime.state import TrainingState, initialise_slots, owners_of
 from raddle.runtime.step_runner import StepRunner
+from raddle.runtime.tile_optimizer import make_optimizer
 from raddle.transport.thread_transport import Hub
 
 CPU = torch.device("cpu")
@@ -32,10 +35,10 @@ def setup() -> Setup:
     """The setup of one rank: a model with batch norm and dropout."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
-    graph = capture(model, [X], targets=[Y], loss=mean)
+    graph = capture(model, (X, Y), supervised(mean))
     tiles = {op.name: read_tiling(op, "@0") for op in graph.ops}
     plan = Plan(tiles, 1, inputs=describe_inputs(graph), fingerprint=graph.fingerprint())
-    return Setup(model, lower(graph, plan), Hub(1).transport(0), CPU, loss=mean)
+    return Setup(model, lower(graph, plan), Hub(1).transport(0), CPU, loss=supervised(mean))
 
 
 def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -53,11 +56,12 @@ def test_a_setup_makes_executors_and_exchanges() -> None:
     )
 
 
-def test_a_module_is_captured_again_from_what_the_plan_says() -> None:
+def test_a_module_is_captured_again_for_a_batch() -> None:
     rank_setup = setup()
-    again = capture_for_plan(rank_setup.model, rank_setup.plan.inputs, mean)
+    again = capture_batch(rank_setup.model, (X, Y), rank_setup.loss)
     assert again.fingerprint() == rank_setup.graph.fingerprint()
-    evaluated = capture_for_evaluation(rank_setup.model, rank_setup.plan.inputs, mean)
+    step = StepModule(rank_setup.model, (X, Y), rank_setup.loss)
+    evaluated = capture_evaluation(step, {"input": "nc", "target": "nc"})
     assert not evaluated.updates
     assert rank_setup.model.training
 
@@ -105,7 +109,7 @@ def test_a_resized_plan_lends_and_returns() -> None:
     updates = []
     executor.optimizer_step = lambda: updates.append(1)
     resized = ResizedStep(rank_setup, executor, 3)
-    resized.run([X[:3], Y[:3]], 0)
+    resized.run({"input": X[:3], "target": Y[:3]}, 0)
     assert updates == [1]
     for source in resized.executor.rank_actions.sources_with_role("buffer"):
         theirs = next(
@@ -119,10 +123,14 @@ def test_an_evaluation_reads_what_training_has() -> None:
     executor = rank_setup.make_executor(rank_setup.program)
     initialise_slots(rank_setup, executor, 0)
     state = TrainingState(rank_setup, executor, make_optimizer(rank_setup, executor, sgd))
-    evaluation = Evaluation(rank_setup, executor, state, [X, Y])
-    assert evaluation.fits([X, Y])
-    assert not evaluation.fits([X[:2], Y[:2]])
-    loss, (output,) = evaluation.run([X, Y], 0, outputs=True)
+    step = StepModule(rank_setup.model, (X, Y), rank_setup.loss)
+    evaluation = Evaluation(rank_setup, executor, state, step)
+    assert evaluation.fits(step)
+    assert not evaluation.fits(step.with_batch((X[:2], Y[:2])))
+    alone = OutputModule(rank_setup.model, {"x": X}, 1)
+    assert not evaluation.fits(alone)
+    loss = evaluation.run((X, Y), 0).loss
+    output = Evaluation(rank_setup, executor, state, alone).output_of({"x": X}, 0)
     expected = rank_setup.model.eval()(X)
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(loss, mean(expected, Y))
@@ -159,7 +167,7 @@ def test_an_optimizer_of_whole_tensors_is_refused_where_they_are_split() -> None
     op = next(op for op in rank_setup.graph.ops if op.kind == "linear")
     tiles = {**rank_setup.plan.tiles, op.name: read_tiling(op, "c/2 @0,1")}
     program = lower(rank_setup.graph, Plan(tiles, 2))
-    split = Setup(rank_setup.model, program, Hub(2).transport(0), CPU, loss=mean)
+    split = Setup(rank_setup.model, program, Hub(2).transport(0), CPU, loss=supervised(mean))
     executor = split.make_executor(program)
     initialise_slots(split, executor, 0)
     with pytest.raises(InputError, match="LBFGS looks at whole tensors, but the plan splits"):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raddle.graph.capture import capture
+from raddle.graph.supervised import supervised
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.actions import Receive, Send, StartAllReduce
@@ -40,7 +41,7 @@ def assert_trains(
 ) -> None:  # fmt: skip
     """Two steps with a plan equal two steps of the plain module. Operators not in `tiles`: on device 0."""
     model = model.double().train()
-    graph = capture(model, inputs, targets=targets, loss=loss)
+    graph = capture(model, (*inputs, *targets), loss and supervised(loss, targets=len(targets)))
     program = lower(
         graph, make_plan(graph, tiles, devices, steps=2, microbatches=microbatches, **more)
     )
@@ -133,7 +134,7 @@ def test_the_mean_divides_by_all_valid_targets(smoothing: float) -> None:
         return F.cross_entropy(y, target, label_smoothing=smoothing)
 
     model = nn.Linear(5, 3)
-    graph = capture(model.double(), [numbers(8, 5)], targets=[targets], loss=loss)
+    graph = capture(model.double(), (numbers(8, 5), targets), supervised(loss))
     for parts in ("n/2 @0,1", "n/(3,5) @1,0"):
         tiles = {op.name: parts for op in graph.ops if any(d.name == "n" for d in op.space.dims)}
         for last in ("@0", "x2 @0,1"):
@@ -189,7 +190,7 @@ def test_pools_on_tiles(pool: nn.Module, parts: str) -> None:
     """All inputs are negative, so that padding with zeros would change a maximum."""
     model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), pool)
     x = -numbers(2, 1, 7, 7).abs() - 5
-    graph = capture(model.double(), [x], loss=total)
+    graph = capture(model.double(), (x,), supervised(total, targets=0))
     op = graph.op("1")
     height = next(d.size for d in op.space.dims if d.name == "h")
     if parts.startswith("h/("):
@@ -271,7 +272,7 @@ class Heads(nn.Module):
 @pytest.mark.parametrize(("make", "shape"), [(Recurrent, (4, 5, 3)), (Heads, (4, 5, 8))])
 def test_literal_sizes_are_those_of_the_tile(make: type[nn.Module], shape: tuple[int, ...]) -> None:
     model = make()
-    graph = capture(model.double(), [numbers(*shape)], loss=total)
+    graph = capture(model.double(), (numbers(*shape),), supervised(total, targets=0))
     for parts in ("n/2 @0,1", "n/(1,3) @1,0"):
         tiles = {
             op.name: parts

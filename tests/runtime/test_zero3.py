@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
+from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.runtime.actions import Action
@@ -49,10 +50,10 @@ def test_gives_the_same_bits_as_whole_parameters(model: str) -> None:
 def trained(task: Task, plan: Plan) -> tuple[list[float], dict[str, Tensor]]:
     def work(trainer: Trainer) -> tuple[list[float], dict[str, Tensor]]:
         batch_list = [task.batches[step % 2][0] for step in range(3)]
-        return [float(trainer.step(*batch)) for batch in batch_list], trainer.state_dict()
+        return [float(trainer.step(batch)) for batch in batch_list], trainer.state_dict()
 
     more = {"loss": task.loss, "graph": task.graph}
-    results = on_threads(plan.devices, work, task.model, plan, task.optimizer, **more)
+    results = on_threads(plan.devices, work, task.model, task.optimizer, plan=plan, **more)
     first: tuple[list[float], dict[str, Tensor]] = results[0]
     return first
 
@@ -103,7 +104,7 @@ def held(trainer: Trainer, *more: Any) -> int:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_keeps_its_shard_and_gathers_two_blocks(ranks: int) -> None:
     model, x = wide(), torch.randn(8, 64)
-    graph = capture(model, [x], loss=square)
+    graph = capture(model, (x,), supervised(square, targets=0))
     total = sum(p.numel() * p.element_size() for p in model.parameters())
     peaks, rows, predicted = {}, {}, {}
     for kind in KINDS:
@@ -120,13 +121,15 @@ def test_a_rank_keeps_its_shard_and_gathers_two_blocks(ranks: int) -> None:
 
             trainer.executor.record = look
             for _ in range(3):
-                trainer.step(x)
+                trainer.step((x,))
             trainer.synchronize()
             slots = [trainer.executor.slots[s.slot] for s in trainer.executor.rank_actions.sources
                      if s.role in ("parameter", "gathered")]  # fmt: skip
             return peak, sum(t.untyped_storage().nbytes() for t in slots)
 
-        results = on_threads(ranks, work, model, plan, adam, loss=square, graph=graph)
+        results = on_threads(
+            ranks, work, model, adam, plan=plan, loss=supervised(square), graph=graph
+        )
         peaks[kind], rows[kind] = max(p for p, _ in results), [r for _, r in results]
     assert rows["sharded"] == [total] * ranks
     assert sum(rows["sharded:parameters"]) == total
@@ -165,9 +168,8 @@ def test_evaluates_and_keeps_nothing_of_it() -> None:
     plan = plan_for(task.graph, cluster("local:2"), "data", sync="sharded:parameters")
 
     def work(trainer: Trainer) -> tuple[float, list[Any]]:
-        loss = float(trainer.evaluate(x, y))
-        assert trainer._evaluation is not None
-        executor = trainer._evaluation.executor
+        loss = float(trainer.evaluate((x, y)))
+        executor = trainer._evaluations[0].executor
         return loss, [
             executor.slots[s.slot] for s in executor.rank_actions.sources_with_role("parameter")
         ]
@@ -176,7 +178,7 @@ def test_evaluates_and_keeps_nothing_of_it() -> None:
     expected = task.loss(task.model.eval()(x), y).item()
     task.model.train()
     for loss, left in on_threads(
-        2, work, task.model, plan, task.optimizer, loss=task.loss, graph=task.graph
+        2, work, task.model, task.optimizer, plan=plan, loss=supervised(task.loss), graph=task.graph
     ):
         assert loss == pytest.approx(expected, rel=1e-9)
         assert set(left) == {None}

@@ -29,6 +29,7 @@ from torch import Tensor
 from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.box import Box
+from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.checkpoint import gather_state
@@ -186,12 +187,17 @@ def _rank(
 def verify(task: Task, plan: Plan) -> None:
     """Trains as one rank; rank 0 raises if the result differs from the plain module's."""
     trainer = parallelize(
-        task.model, plan, task.optimizer, loss=task.loss, graph=task.graph, device="cpu",
+        task.model,
+        task.optimizer,
+        plan=plan,
+        loss=supervised(task.loss),
+        graph=task.graph,
+        device="cpu",
         timeout=TIMEOUT,
-    )  # fmt: skip
+    )
     try:
         gradients = _record_gradients(trainer)
-        losses = [float(trainer.step(*micros[0])) for micros in task.batches[:STEPS]]
+        losses = [float(trainer.step(micros[0])) for micros in task.batches[:STEPS]]
         trainer.synchronize()
         sent_by_rank = trainer.setup.exchange(trainer.transport.total_sent())
         shapes = {n: trainer.graph.values[n].shape for n in trainer.program.regions}

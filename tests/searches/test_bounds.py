@@ -16,6 +16,7 @@ from raddle import zoo
 from raddle.clusters import Cluster, Device, Link, cluster
 from raddle.costs.profile import Profile
 from raddle.graph.capture import capture
+from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import whole_tiling
 from raddle.program.lower import lower
@@ -72,7 +73,7 @@ class Prepared(nn.Module):
 
 
 def test_what_depends_on_no_parameter_runs_ahead() -> None:
-    graph = capture(Prepared(), [torch.zeros(4, 4)], loss=lambda y: y.sum())
+    graph = capture(Prepared(), (torch.zeros(4, 4),), supervised(lambda y: y.sum(), targets=0))
     on = cluster("p100:1x2")
     tiles = {
         op.name: whole_tiling(op.space.full.shape, [int(op.label == "sin")]) for op in graph.ops
@@ -97,7 +98,7 @@ def test_plans_without_a_bound() -> None:
 
 def test_data_parallelism_on_a_compute_bound_network_is_close_to_it() -> None:
     w = zoo.load("vgg16", batch=512)
-    graph = capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name)
+    graph = capture(w.model, w.batch, w.loss, name=w.name)
     on = cluster("p100:4x4")
     bound = lower_bound(graph, on)
     step = simulate(lower(graph, plan_for(graph, on, "data")), on).total_seconds

@@ -31,7 +31,7 @@ from raddle.searches.slice_order import with_slice_order
 def vgg() -> Graph:
     """VGG-19: three quarters of its parameters are in one layer, whose gradient is ready first."""
     work = zoo.load("vgg19", batch=32, device="meta")
-    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
+    return capture(work.model, work.batch, work.loss)
 
 
 def hosts(bandwidth: str) -> Cluster:

@@ -24,7 +24,7 @@ KEYS = {
 @pytest.fixture(scope="module")
 def graph():
     w = zoo.load("lenet-tiny")
-    return capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name)
+    return capture(w.model, w.batch, w.loss, name=w.name)
 
 
 def test_a_row_a_method(graph) -> None:

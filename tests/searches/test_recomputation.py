@@ -42,7 +42,7 @@ def saved_bytes(program: object, graph: object, work: object) -> tuple[int, floa
         return tensors[source.name].detach()[source.box.slices_within(full)]
 
     rank.load(lambda s: part(s, state).clone())
-    inputs = dict(zip(graph.inputs, [*work.inputs, *work.targets], strict=True))  # type: ignore[attr-defined]
+    inputs = dict(zip(graph.inputs, work.batch, strict=True))  # type: ignore[attr-defined]
     saved: dict[int, int] = {}
     counted: list[int] = []
 

@@ -17,6 +17,7 @@ from torch import nn
 from raddle.clusters import cluster
 from raddle.graph import capture as capturing
 from raddle.graph.capture import capture
+from raddle.graph.supervised import supervised
 from raddle.searches.baselines import BASELINES
 from raddle.searches.comparison import plan_and_predict
 from raddle.searches.settings import Clock, Settings
@@ -84,7 +85,7 @@ def test_what_is_captured_amid_a_search_does_not_count(
     time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to("meta")
-    graph = capture(model, [torch.zeros(4, 4, device="meta")], loss=torch.sum)
+    graph = capture(model, (torch.zeros(4, 4, device="meta"),), supervised(torch.sum, targets=0))
     real = capturing.capture
 
     def slow(*arguments: Any, **named: Any) -> Any:

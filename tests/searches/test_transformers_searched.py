@@ -12,6 +12,7 @@ from torch import Tensor
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.program.checks.check import check
 from raddle.searches.comparison import plan_and_predict
 from raddle.searches.settings import Settings
@@ -45,7 +46,9 @@ def graph_of(name: str) -> Graph:
             else {"input_ids": torch.zeros(SAMPLES, TOKENS, dtype=torch.long)}
         )
         labels = torch.zeros((SAMPLES,) if image else (SAMPLES, TOKENS), dtype=torch.long)
-    return capture(model, {**inputs, "labels": labels}, loss=lambda out: out.loss, name=name)
+    return capture(
+        model, {**inputs, "labels": labels}, supervised(lambda out: out.loss, targets=0), name=name
+    )
 
 
 def search(name: str, method: str, on: str = "p100:1x2") -> Any:

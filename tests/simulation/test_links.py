@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from raddle.clusters import Cluster, Device, Link
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.program.lower import lower
 from raddle.program.program import Move
 from raddle.simulation.fast.evaluator import Evaluator
@@ -38,7 +39,7 @@ class Fan(nn.Module):
 
 
 def fan(samples: int) -> Graph:
-    return capture(Fan(), [torch.zeros(samples, 4)], loss=lambda y: y.sum())
+    return capture(Fan(), (torch.zeros(samples, 4),), supervised(lambda y: y.sum(), targets=0))
 
 
 def ports(bandwidth: float, latency: float) -> Cluster:

@@ -20,6 +20,7 @@ from raddle.clusters import Cluster, Device, Link
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.program.lower import lower
 from raddle.program.program import Move, Reduce, Run, message_bytes
 from raddle.simulation.engine import run_tasks
@@ -61,7 +62,7 @@ class Pair(nn.Module):
 
 
 def pair(end: Callable[[Tensor, Tensor], Tensor]) -> Graph:
-    return capture(Pair(end), [torch.zeros(2, 4)], loss=lambda y: y.sum())
+    return capture(Pair(end), (torch.zeros(2, 4),), supervised(lambda y: y.sum(), targets=0))
 
 
 def runs(timeline: Timeline, op: str, phase: str = "F") -> dict[int, tuple[int, int]]:

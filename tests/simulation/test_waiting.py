@@ -151,6 +151,27 @@ def test_a_message_is_overtaken_a_bounded_number_of_times(
     assert starts[0] <= (MAX_GIVE_WAY + 2) * duration
 
 
+@given(st.integers(1, 9), st.data())
+def test_no_stream_of_messages_delays_a_message_for_ever(longest: int, data: st.DataObject) -> None:
+    """Four streams of random messages, each of which starts when the one before it ends."""
+    message: Task = (1, 0, 1, 0, frozenset(), 0)  # the first in the order at time 0
+    links = [(0, None), (1, None), (0, 2), (3, 1)]
+    streams: list[list[Task]] = []
+    for first, second in links:
+        durations = data.draw(st.lists(st.integers(1, longest), min_size=40, max_size=40))
+        streams.append([(ns, first, second, 0, frozenset(), 0) for ns in durations])
+    occupied: list[Task] = [
+        (data.draw(st.integers(1, longest)), r, None, 0, frozenset(), 0) for r in (0, 1)
+    ]
+    tasks = [*occupied, message]  # both links are occupied first
+    for stream in streams:
+        for k, task in enumerate(stream):
+            waits = frozenset([len(tasks) - 1]) if k else frozenset()
+            tasks.append((*task[:4], waits, 0))
+    start = run(tasks)[0]
+    assert start[2] <= (MAX_GIVE_WAY + 2) * longest
+
+
 @given(
     count=st.integers(1, 9), duration=st.integers(1, 50), latency=st.integers(0, 100),
     into=st.booleans(),

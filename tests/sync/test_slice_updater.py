@@ -184,7 +184,7 @@ def test_without_a_snapshot() -> None:
 
 def test_rows_that_are_not_the_optimizers() -> None:
     a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-    with pytest.raises(ValueError, match="item 1 is no parameter of the SGD"):
+    with pytest.raises(ValueError, match="the SGD does not have the rows of item 1"):
         SliceUpdater(torch.optim.SGD([a], lr=1.0), {0: [a], 1: [b]})
 
 

@@ -670,7 +670,7 @@ def refusals(rank: int, size: int) -> None:
     refused(f"rank {size} and there are {size}", lambda: wrap(f"ps:{size}"))
     refused("1 or more", lambda: wrap(backward_passes=0))
     lbfgs = torch.optim.LBFGS(model.parameters())
-    refused("cannot wait for", lambda: sync.Optimizer(lbfgs, model, "ps:async"))
+    refused("cannot wait until", lambda: sync.Optimizer(lbfgs, model, "ps:async"))
     meta = nn.Linear(2, 2, device="meta")
     both = sgd([*model.parameters(), *meta.parameters()])
     refused("a rank has one device", lambda: sync.Optimizer(both, model))

@@ -36,7 +36,7 @@ def test_a_pipeline_of_large_activations(tmp_path: Path) -> None:
     source.write_text(MODEL)
     name = f"{source}:build"
     work = load(name, batch=8)
-    graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=name)
+    graph = capture(work.model, work.batch, work.loss, name=name)
     stages = cut_stages(graph, [graph.ops[0].name])
     stage_of = {n: s for s, names in enumerate(stages) for n in names}
     tiles = {

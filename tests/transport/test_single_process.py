@@ -19,6 +19,7 @@ from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan
 from raddle.plans.sync import EXAMPLES, KINDS, read_sync
 from raddle.runtime.trainer import Trainer, parallelize
@@ -52,7 +53,7 @@ def batch(samples: int, seed: int) -> tuple[Tensor, Tensor]:
 @cache
 def graph() -> Graph:
     x, y = batch(8, 0)
-    return capture(net(), [x], targets=[y], loss=F.cross_entropy)
+    return capture(net(), (x, y), supervised(F.cross_entropy))
 
 
 def plan(devices: int = 1, **more: Any) -> Plan:
@@ -85,7 +86,7 @@ def assert_equal(trainer: Trainer, model: nn.Module) -> None:
     for name, tensor in trained.items():
         torch.testing.assert_close(tensor, plain[name], rtol=1e-9, atol=1e-9, msg=name)
     x, y = batch(8, 99)
-    loss, (outputs,) = trainer.evaluate(x, y, outputs=True)
+    loss, outputs = trainer.evaluate((x, y)).loss, trainer.predict((x, y))
     model.eval()
     with torch.no_grad():
         torch.testing.assert_close(outputs, model(x), rtol=1e-9, atol=1e-9)
@@ -111,10 +112,16 @@ def test_equal_to_the_plain_module(sync: str, clip: float | None, accumulate: in
     losses, model = plainly(clip, accumulate)
     before, others = sockets(), threads()
     trainer = parallelize(
-        copy.deepcopy(net()), plan(sync=sync), sgd, loss=F.cross_entropy, graph=graph(),
-        clip_norm=clip, accumulate=accumulate, timeout=60,
-    )  # fmt: skip
-    actual = [float(trainer.step(*batch(8, n))) for n in range(STEPS * accumulate)]
+        copy.deepcopy(net()),
+        sgd,
+        plan=plan(sync=sync),
+        loss=supervised(F.cross_entropy),
+        graph=graph(),
+        clip_norm=clip,
+        accumulate=accumulate,
+        timeout=60,
+    )
+    actual = [float(trainer.step(batch(8, n))) for n in range(STEPS * accumulate)]
     assert actual == pytest.approx(losses, rel=1e-9)
     assert_equal(trainer, model)
     assert not dist.is_initialized()
@@ -129,15 +136,21 @@ def resume(trainer: Trainer) -> None:
 
 
 def other_size(trainer: Trainer) -> None:
-    trainer.step(*batch(5, 7))
+    trainer.step(batch(5, 7))
 
 
 @pytest.mark.parametrize("use", [resume, other_size])
 def test_all_that_a_trainer_does_works_alone(use: Callable[[Trainer], None]) -> None:
-    trainer = parallelize(copy.deepcopy(net()), plan(), sgd, loss=F.cross_entropy)  # captures it
-    trainer.step(*batch(8, 0))
+    trainer = parallelize(
+        copy.deepcopy(net()),
+        sgd,
+        plan=plan(),
+        loss=supervised(F.cross_entropy),
+        example=batch(8, 0),  # captures it
+    )
+    trainer.step(batch(8, 0))
     use(trainer)
-    assert torch.isfinite(trainer.step(*batch(8, 1)))
+    assert torch.isfinite(trainer.step(batch(8, 1)).loss)
     trainer.close()
     assert not dist.is_initialized()
 
@@ -148,11 +161,11 @@ def test_a_plan_of_more_devices_says_what_to_start() -> None:
         "torchrun --nproc-per-node 2."
     )
     with pytest.raises(InputError, match=sentence):
-        parallelize(net(), plan(2), sgd, loss=F.cross_entropy, graph=graph())
+        parallelize(net(), sgd, plan=plan(2), loss=supervised(F.cross_entropy), graph=graph())
 
 
 def test_half_an_environment_is_not_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """With WORLD_SIZE but without RANK, four processes must not train separately."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(InputError, match="start with torchrun"):
-        parallelize(net(), plan(), sgd, loss=F.cross_entropy, graph=graph())
+        parallelize(net(), sgd, plan=plan(), loss=supervised(F.cross_entropy), graph=graph())

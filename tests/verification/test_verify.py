@@ -34,7 +34,7 @@ from raddle.verification.verify_plan import verify
 @cache
 def captured(model: str) -> Graph:
     work = zoo.load(model)
-    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=work.name)
+    return capture(work.model, work.batch, work.loss, name=work.name)
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def write_plan(folder: pathlib.Path, text: str, method: str = "data", **more: An
     (folder / "mine.py").write_text(text)
     name = f"{folder}/mine.py:build"
     work = zoo.load(name)
-    graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=work.name)
+    graph = capture(work.model, work.batch, work.loss, name=work.name)
     made = plan_for(graph, cluster("local:2"), method, model=name, **more)
     plan_file.save(made, graph, folder / "plan.json")
     return str(folder / "plan.json")

@@ -52,7 +52,7 @@ def count(model):
 
 def export(name):
     workload = zoo.load(name)
-    program = torch.export.export(workload.model, workload.inputs, strict=False)
+    program = torch.export.export(workload.model, workload.batch[:-1], strict=False)
     return [node for node in program.graph.nodes if node.op == "call_function"]
 
 
@@ -83,7 +83,7 @@ def test_multiply_adds_are_the_published_ones(name):
     workload = zoo.load(name, batch=1)
     counter = FlopCounterMode(display=False)
     with counter:
-        workload.model.eval()(*workload.inputs)
+        workload.model.eval()(*workload.batch[:-1])
     assert counter.get_total_flops() / 2 / 1e9 == pytest.approx(GMACS[name], rel=0.01)
 
 
@@ -106,11 +106,11 @@ def test_names_are_sorted_and_every_model_has_a_tiny_twin():
 @pytest.mark.parametrize("name", NAMES)
 def test_one_step_on_meta(name):
     workload = zoo.load(name, batch=6)
-    loss = workload.loss(workload.model(*workload.inputs), *workload.targets)
+    loss = workload.loss(workload.model, workload.batch)
     assert workload.name == name
     assert loss.shape == ()
     assert all(t.is_meta for t in workload.model.state_dict().values())
-    assert all(t.is_meta and len(t) == 6 for t in workload.inputs + workload.targets)
+    assert all(t.is_meta and len(t) == 6 for t in workload.batch)
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -134,7 +134,7 @@ def test_tiny_models_train(name):
 
     def loss():
         torch.manual_seed(1)  # the same dropout at the start and at the end
-        return workload.loss(workload.model(*workload.inputs), *workload.targets)
+        return workload.loss(workload.model, workload.batch)
 
     start = loss().item()
     for _ in range(20):
@@ -147,8 +147,8 @@ def test_tiny_models_train(name):
 
 def test_inception_has_a_second_output_in_training_alone():
     workload = zoo.load("inception_v3-tiny", batch=2)
-    assert [y.shape for y in workload.model(*workload.inputs)] == [(2, 5), (2, 5)]
-    assert workload.model.eval()(*workload.inputs).shape == (2, 5)
+    assert [y.shape for y in workload.model(*workload.batch[:-1])] == [(2, 5), (2, 5)]
+    assert workload.model.eval()(*workload.batch[:-1]).shape == (2, 5)
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
@@ -159,13 +159,13 @@ def test_gpt_ties_its_embeddings(device):
 
 def test_a_language_models_target_is_the_next_token():
     workload = zoo.load("rnnlm-tiny", device="cpu")
-    assert torch.equal(workload.inputs[0][:, 1:], workload.targets[0][:, :-1])
+    assert torch.equal(workload.batch[0][:, 1:], workload.batch[-1][:, :-1])
 
 
 def test_seed_decides_on_weights_and_examples():
     def tensors(seed):
         workload = zoo.load("nmt-tiny", device="cpu", seed=seed)
-        return *workload.model.parameters(), *workload.inputs, *workload.targets
+        return *workload.model.parameters(), *workload.batch
 
     same, again, other = tensors(0), tensors(0), tensors(1)
     assert all(torch.equal(a, b) for a, b in zip(same, again, strict=True))
@@ -188,8 +188,8 @@ def test_random_state_and_default_type_are_left_alone(tmp_path):
 def test_dtype_is_that_of_weights_and_float_inputs():
     workload = zoo.load("lenet-tiny", device="cpu", dtype=torch.bfloat16)
     assert {p.dtype for p in workload.model.parameters()} == {torch.bfloat16}
-    assert workload.inputs[0].dtype is torch.bfloat16
-    assert workload.targets[0].dtype is torch.int64
+    assert workload.batch[0].dtype is torch.bfloat16
+    assert workload.batch[-1].dtype is torch.int64
 
 
 def test_import_does_not_import_torch():
@@ -221,12 +221,12 @@ def write(folder, source, function="make"):
 
 def test_file_that_returns_a_module_and_its_inputs(tmp_path):
     spec = write(tmp_path, PAIR)
-    assert zoo.load(spec).inputs[0].is_meta
+    assert zoo.load(spec).batch[0].is_meta
     workload = zoo.load(spec, batch=5, device="cpu", dtype=torch.float64)
     assert workload.name == spec
     assert workload.model.weight.dtype is torch.float64
-    assert workload.inputs[0].shape == (5, 4)
-    workload.loss(workload.model(*workload.inputs), *workload.targets).backward()
+    assert workload.batch[0].shape == (5, 4)
+    workload.loss(workload.model, workload.batch).backward()
     assert workload.model.weight.grad.any()
 
 
@@ -242,16 +242,18 @@ def test_file_with_targets_and_a_loss(tmp_path):
         tmp_path,
         """
 import torch
+from raddle import supervised
 
 def make():
     x, y = torch.randn(3, 4), torch.randint(2, (3,))
-    return torch.nn.Linear(4, 2), [x], y, torch.nn.CrossEntropyLoss(weight=torch.ones(2))
+    loss = supervised(torch.nn.CrossEntropyLoss(weight=torch.ones(2)))
+    return torch.nn.Linear(4, 2), (x, y), loss
 """,
     )
     workload = zoo.load(spec, device="cpu")
-    assert workload.loss(workload.model(*workload.inputs), *workload.targets) > 0
-    assert zoo.load(spec).loss.weight.is_meta
-    assert [t.shape for t in workload.inputs + workload.targets] == [(3, 4), (3,)]
+    assert workload.loss(workload.model, workload.batch) > 0
+    assert zoo.load(spec).loss.criterion.weight.is_meta
+    assert [t.shape for t in workload.batch] == [(3, 4), (3,)]
 
 
 def test_file_that_returns_a_workload_and_imports_its_neighbour(tmp_path):
@@ -295,7 +297,7 @@ def make():
 """,
     )
     workload = zoo.load(spec, device="cpu")
-    workload.loss(workload.model(*workload.inputs)).backward()
+    workload.loss(workload.model, workload.batch).backward()
     assert all(p.grad.any() for p in workload.model.parameters())
 
 
@@ -324,9 +326,10 @@ def test_error_in_what_is_asked_for(spec, options, message):
         ("make = 1", {}, "model.py has no function 'make': define it there."),
         ("def make(): 1 / 0", {}, r"model.py:make raised ZeroDivisionError \(division by zero\)"),
         ("def make(): assert 0", {}, r"model.py:make raised AssertionError \(no message\)"),
-        ("def make(): return 1", {}, r"returned int: return \(module, inputs\), "),
-        ("def make(): return 1, [2]", {}, r"returned \(int, \(int\)\): return \(module, inputs\)"),
+        ("def make(): return 1", {}, r"returned int: return \(module, batch, loss\) with "),
+        ("def make(): return 1, [2]", {}, r"returned \(int, \(int\)\): return \(module, batch, "),
         (PAIR.replace("(torch.randn(batch, 4),)", "1"), {}, r"returned \(Linear, int\): return"),
+        (PAIR.replace("),)", "),), 1, sum"), {}, r"the former contract: return \(module, "),
         (PAIR.replace("batch=3", ""), {"batch": 4}, "takes no batch, yet 4 samples were asked for"),
         (PAIR.replace("batch=3", "batch"), {}, "has no default batch: ask for one"),
     ],

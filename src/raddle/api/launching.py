@@ -101,7 +101,7 @@ def choose_device(
     if devices > 1 and single_node and not local:
         raise InputError(
             f"the plan needs {devices} ranks, which would share the CPU of this machine: "
-            "add --local to run them so, or --nnodes for several machines."
+            "add --local to let them share it, or --nnodes for several machines."
         )
     return replace(options, device="cpu")
 

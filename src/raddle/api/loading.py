@@ -40,13 +40,7 @@ def capture_model(name: str, batch: int | None, dtype: str = "float32") -> "Grap
     if batch is not None and batch > MAX_SAMPLES:
         raise InputError(f"a batch of {batch} is too large: ask for at most {MAX_SAMPLES} samples.")
     workload = zoo.load(name, batch=batch, dtype=getattr(torch, dtype))
-    return capture(
-        workload.model,
-        workload.inputs,
-        targets=workload.targets,
-        loss=workload.loss,
-        name=workload.name,
-    )
+    return capture(workload.model, workload.batch, workload.loss, name=workload.name)
 
 
 def load_optional_profile(path: str | None) -> "Profile | None":

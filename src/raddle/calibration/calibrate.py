@@ -59,7 +59,7 @@ class Calibration(NamedTuple):
     cluster: Cluster
     numbers: list[FittedNumber]
     # Whether synchronisation follows the backward (sync option "after"); None: that was not tried.
-    after: bool | None
+    sync_after_backward: bool | None
     rows: list[ComparedRow]  # a row for each measurement
 
 

@@ -42,7 +42,7 @@ def describe(calibration: Calibration) -> dict[str, Any]:
     return {
         "cluster": calibration.cluster.name,
         "fitted": [_number(number) for number in calibration.numbers],
-        "after": calibration.after,
+        "sync_after_backward": calibration.sync_after_backward,
         "rows": rows,
     }
 
@@ -68,7 +68,7 @@ def _note(number: FittedNumber) -> str:
         notes.append("not determined: the measurements do not depend on it")
     elif number.undetermined_with:
         others = [other for other in number.undetermined_with if other != number.name]
-        notes.append(f"not determined apart from {' and '.join(others)}")
+        notes.append(f"only determined together with {' and '.join(others)}")
     return "; ".join(notes)
 
 
@@ -88,10 +88,10 @@ def write_cluster(calibration: Calibration, measured: str, path: str | Path) -> 
             f"{number.name}, {NUMBERS[number.name].meaning}: {number.before:.4g} -> "
             f"{number.after:.4g}{f' ({note})' if note else ''}"
         )
-    if calibration.after is not None:
+    if calibration.sync_after_backward is not None:
         comments.append(
             "Gradients are sent after the backward: plan with --sync allreduce:after, for example."
-            if calibration.after
+            if calibration.sync_after_backward
             else "Gradients are sent during the backward."
         )
     for is_held_out in (False, True):

@@ -14,7 +14,8 @@ rail-wise      if all nodes have equally many members: a reduce-scatter inside e
 direct         all-to-all: a message with a P-th of the bytes from every member to every other one, all at
                once
 
-A ring between nodes runs once for each adapter (*rail*) of a node, with its share of the bytes.
+A ring between nodes runs once for each adapter (*rail*) of a node, with its share of the bytes. Only the
+ring of the leaders uses one adapter of each node.
 """
 
 # P, N, k: as above; lines are in seconds and seconds per byte
@@ -31,10 +32,10 @@ from raddle.clusters import Cluster
 from raddle.clusters.devices import Library
 from raddle.costs.collective_groups import (
     Ring,
+    all_rails_ring,
     by_node,
     device_ring,
     direct_exchange,
-    leader_ring,
     whole_ring,
 )
 from raddle.costs.line import Line
@@ -72,15 +73,16 @@ def algorithms(cluster: Cluster, kind: Collective, devices: Sequence[int]) -> di
         # end it sends the result to the other members.
         lines["hierarchical"] = _sum(_times(2 * passes, inside), _times(passes, leaders))
         if len({len(local) for local in nodes}) == 1:
-            across = _pass(leader_ring(cluster, nodes))
+            across = _pass(all_rails_ring(cluster, nodes))
             lines["rail-wise"] = _sum(_times(passes, inside), _times(passes, across))
     return lines
 
 
 def _pass(ring: Ring) -> Line:
     """Returns the time of an all-gather or reduce-scatter by a ring: P - 1 steps of a P-th of the bytes."""
-    steps = (ring.size - 1) / ring.size
-    return Line(steps * ring.latency, steps / ring.bandwidth)
+    # ring.latency is that of all P hops, a step's bytes are a P-th: both have the factor (P - 1) / P.
+    fraction = (ring.size - 1) / ring.size
+    return Line(fraction * ring.latency, fraction / ring.bandwidth)
 
 
 def _times(count: int, line: Line) -> Line:

@@ -48,7 +48,7 @@ def whole_ring(cluster: Cluster, nodes: Sequence[Sequence[int]]) -> Ring:
     """
     if len(nodes) == 1:
         return device_ring(cluster, nodes[0])
-    size, bandwidth, latency, longest = leader_ring(cluster, nodes)
+    size, bandwidth, latency, longest = all_rails_ring(cluster, nodes)
     for local in nodes:
         # Inside a node the ring is open: it leaves the node from the last device.
         inner_hops = list(pairwise(local))
@@ -68,7 +68,7 @@ def device_ring(cluster: Cluster, devices: Sequence[int]) -> Ring:
     return Ring(len(devices), _slowest_hop(cluster, pairs), sum(seconds), max(seconds))
 
 
-def leader_ring(cluster: Cluster, nodes: Sequence[Sequence[int]]) -> Ring:
+def all_rails_ring(cluster: Cluster, nodes: Sequence[Sequence[int]]) -> Ring:
     """Returns the ring of the nodes, on as many adapters at once as the members of each node have.
 
     Its latency and the bandwidth of one adapter are those of the leaders, the first members of the nodes.

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 from raddle.clusters import Cluster
 from raddle.costs.collective_groups import (
+    all_rails_ring,
     by_node,
     direct_exchange,
-    leader_ring,
     slowest_rate_inside,
     whole_ring,
 )
@@ -115,7 +115,7 @@ def _describe(cluster: Cluster, nodes: Sequence[Sequence[int]]) -> _Group:
     first = cluster.devices[nodes[0][0]].node
     link, network = cluster.node_links[first], cluster.node_networks[first]
     ring = whole_ring(cluster, nodes).bandwidth
-    between = leader_ring(cluster, nodes).bandwidth if len(nodes) > 1 else math.inf
+    between = all_rails_ring(cluster, nodes).bandwidth if len(nodes) > 1 else math.inf
     inside = slowest_rate_inside(cluster, nodes)
     latency = network.latency / US if network is not None else 0.0
     return _Group(
@@ -154,7 +154,7 @@ def _tree(group: _Group, p: Protocol) -> Line:
     inside = (group.P / N - 1) * (p.pci if group.pci else p.nvlink)[0]
     between = math.log2(N) * (p.net[0] + p.flushes * group.network)
     if p.fills:
-        between += math.log2(N) * TREE_FILL_US / 2  # it counts once: both ways are added below
+        between += math.log2(N) * TREE_FILL_US / 2  # half: both ways are added below
     share = p.tree_share if N > 1 else p.tree_share_one_node
     rate = group.inside if N <= 2 else min(group.inside, group.between)
     return Line((p.base + 2 * (inside + between)) * US, 2 / (rate * share))

@@ -76,9 +76,9 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 
 def _byte_range(tensor: Tensor) -> tuple[int, int]:
     """Returns the range of bytes of its storage in which a tensor's elements lie."""
-    width = tensor.element_size()  # bytes of an element
-    begin = int(tensor.storage_offset()) * width
+    element_bytes = tensor.element_size()
+    begin = int(tensor.storage_offset()) * element_bytes
     if not tensor.numel():
         return begin, begin
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return begin, begin + (last + 1) * width
+    return begin, begin + (last + 1) * element_bytes

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import operator
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,15 +21,14 @@ from torch import Tensor
 from raddle.graph.graph import FusedCall, Op, Value
 from raddle.graph.index import Range
 from raddle.graph.letters import unique
+from raddle.graph.notation_text import drop_operands, substitute
+from raddle.graph.opaque_flops import opaque_flops_per_point
 from raddle.graph.operand_refs import OperandRef
 from raddle.graph.operator_kind import OPERATOR_KINDS, Signature
 from raddle.graph.space import parse_space
 
 AtenTranslator = Callable[..., Any]  # (builder, *arguments of the call) -> values
 ATEN_TRANSLATORS: dict[str, AtenTranslator] = {}
-
-# An operand in index notation with the sign before it, such as "* w[c k]".
-_ACCESS = re.compile(r"[*+,]?\s*\w+\[[^\]]*\]")
 
 
 def aten(*names: str) -> Callable[[AtenTranslator], AtenTranslator]:
@@ -137,7 +135,7 @@ class Builder:
             attrs,
         )
         if isinstance(operator_kind.notation, str):
-            notation = _drop_operands(
+            notation = drop_operands(
                 operator_kind.notation, [s for s, v in enumerate(operands) if v is None]
             )
         else:
@@ -158,7 +156,7 @@ class Builder:
             tuple(v.name for _, v in present),
             tuple(v.name for v in values),
             attrs,
-            _substitute(notation, integers or {}),
+            substitute(notation, integers or {}),
             space,
             tuple(slot for slot, _ in present),
             tuple(v.dtype for v in values),
@@ -198,7 +196,11 @@ class Builder:
             "single": single,  # whether the call returns one tensor, not a list
         }
         outputs = [(meta[i].shape, meta[i].dtype) for i in tensor_outputs]
-        values = self.emit("opaque", operands, outputs, attrs, suffix=_base_name(target))
+        name = _base_name(target)
+        flops_per_point = opaque_flops_per_point(name, args)
+        values = self.emit(
+            "opaque", operands, outputs, attrs, flops_per_point=flops_per_point, suffix=name
+        )
         if single:
             return values
         value_at = dict(
@@ -376,24 +378,6 @@ def _is_pointwise(target: Any) -> bool:
     """Returns whether ATen tags a call as elementwise and it draws no random numbers, as dropout does."""
     tags = getattr(target, "tags", ())
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
-
-
-def _drop_operands(notation: str, missing: Sequence[int]) -> str:
-    """Returns the notation without the operands that are absent, such as an optional bias."""
-    if not missing:
-        return notation
-    outputs, assign, operands = re.split(r"(\s\w*\+?=)", notation, maxsplit=1)
-    accesses = _ACCESS.findall(operands)
-    present = [access for i, access in enumerate(accesses) if i not in missing]
-    return outputs + assign + " ".join(["", *present])
-
-
-def _substitute(notation: str, integers: Mapping[str, int]) -> str:
-    """Returns the notation with the names of attributes replaced by their integers."""
-    for name, number in integers.items():
-        if len(name) > 1:  # a name of one letter is a dimension
-            notation = re.sub(rf"\b{name}\b", str(number), notation)
-    return notation
 
 
 def _join(module: str, suffix: str) -> str:

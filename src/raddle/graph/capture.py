@@ -2,7 +2,7 @@
 
 >>> import torch
 >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU())
->>> graph = capture(model, [torch.randn(2, 8)], loss=lambda y: y.square().mean())
+>>> graph = capture(model, torch.randn(2, 8), lambda model, x: model(x).square().mean())
 >>> [op.name for op in graph.ops]
 ['0', '1', 'square', 'mean']
 """
@@ -24,14 +24,17 @@ from torch.fx import Node
 import raddle.graph.ops  # noqa: F401  (declares the operators)
 from raddle.errors import InputError
 from raddle.graph.aliasing import refuse_parameters_as_inputs, refuse_shared_memory
-from raddle.graph.arguments import input_names, leaves
+from raddle.graph.arguments import leaves
 from raddle.graph.builder import Builder
 from raddle.graph.dtypes import carries_gradient
-from raddle.graph.graph import FusedCall, Graph, Op, Value
+from raddle.graph.graph import Graph, Value
+from raddle.graph.live_part import live_part
 from raddle.graph.mutation import Memory, View, is_view, out_of_place, writes_in_place
 from raddle.graph.placeholders import Placeholders
-from raddle.graph.recapture import capture_once_per_size, resize_inputs
-from raddle.graph.torch_export import StepModule, export
+from raddle.graph.recapture import capture_once_per_size, resize_batch
+from raddle.graph.step_module import StepModule, batch_template
+from raddle.graph.supervised import Loss, Supervised
+from raddle.graph.torch_export import export
 
 # Calls in place that change the shape of their argument.
 SHAPE_CHANGES = {
@@ -41,64 +44,76 @@ SHAPE_CHANGES = {
 
 def capture(
     model: nn.Module,
-    inputs: Sequence[Any] | Mapping[str, Any],
+    batch: Any,
+    loss: Loss | None = None,
     *,
-    targets: Sequence[Tensor] = (),
-    loss: Callable[..., Tensor] | None = None,
     name: str = "",
     dims: Mapping[str, str] | None = None,
 ) -> Graph:
     """Captures one training step of a module as a graph of operators.
 
-    `inputs` are the arguments of the module (a mapping: its keyword arguments); `loss(output, *targets)`
-    becomes part of the graph. Without a loss, the module's output is the loss if it is a scalar. The first
+    `loss(model, batch)` calls the model and returns a floating-point scalar, or the scalar and a dict of
+    metrics (supervised.py). `batch` is what a data loader gives: a tensor, or lists, tuples, mappings and
+    dataclasses of tensors; what is no tensor becomes part of the graph. Without a loss the model is called
+    with the batch (a mapping: its keyword arguments; a list or tuple: its arguments), and its output is
+    the loss if it is a scalar.
+
+    The inputs of the graph are called as the keys of the batch; in a list or tuple as the arguments of the
+    model where the loss is None or made by `supervised`, else by their positions, `batch.0`. The first
     dimension of every input is the sample dimension, unless `dims={"x": "tnc"}` names another one `n`. The
     module is captured in its present mode (`train()` or `eval()`) and is not changed. Meta tensors are
     enough.
 
     In the notation below, +0 is the first row of the weight that the operator reads (ops/contraction.py).
 
-    >>> x, y = torch.randn(8, 4), torch.randn(8, 2)
-    >>> graph = capture(nn.Linear(4, 2), [x], targets=[y], loss=nn.functional.mse_loss)
-    >>> graph.ops[0].notation, graph.batch
-    ('y[n c] += x[n k] * w[c+0 k] + b[c+0]', 8)
+    >>> batch = torch.randn(8, 4), torch.randn(8, 2)
+    >>> graph = capture(nn.Linear(4, 2), batch, supervised(nn.functional.mse_loss))
+    >>> graph.ops[0].notation, graph.inputs, graph.batch
+    ('y[n c] += x[n k] * w[c+0 k] + b[c+0]', ('input', 'target'), 8)
     """
-    _check_arguments(model, inputs, targets, loss)
-    step = StepModule(
-        model, list(inputs) if isinstance(inputs, Mapping) else None, len(inputs), loss
-    )
-    arguments = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
-    names = input_names(model, inputs, targets)
-    leaf_values = leaves([arguments, targets])
-    refuse_parameters_as_inputs(zip(names, leaf_values, strict=False), model.named_parameters())
-    program = export(step, [*arguments, *targets], model)
+    return capture_step(StepModule(model, batch, loss), name=name, dims=dims)
+
+
+def capture_step(
+    step: StepModule, *, name: str = "", dims: Mapping[str, str] | None = None
+) -> Graph:
+    """Captures a module with its batch and its loss; the arguments are those of `capture`."""
+    model, batch = step.model, step.batch
+    _refuse_trained_loss(step.loss)
+    template = batch_template(model, batch, step.loss)
+    names = list(template.names.values())
+    tensors = [leaf for _, leaf in leaves(batch) if isinstance(leaf, Tensor)]
+    refuse_parameters_as_inputs(zip(names, tensors, strict=True), model.named_parameters())
     unknown = set(dims or {}) - set(names)
     if unknown:
         raise InputError(f"dims names {sorted(unknown)}, but the inputs are {', '.join(names)}.")
-    graph = _Translation(program, model, names, dims or {}).build_graph(
-        name or type(model).__name__, has_loss=loss is not None
+    program, traced = export(step, tensors)
+    translation = _Translation(program, model, names, dims or {})
+    graph = translation.build_graph(
+        name or type(model).__name__, traced.metrics, step.first_is_loss
     )
-    letters_by_input = [graph.values[n].letters if n in graph.values else "" for n in names]
+    # A name may have been taken, as by a parameter; the graph has it with a number then.
+    template = dataclasses.replace(
+        template, names=dict(zip(template.names, graph.inputs, strict=True))
+    )
+    letters = {path: graph.values[n].letters for path, n in template.names.items()}
 
-    def recapture(batch: int) -> Graph:
-        new, new_targets = resize_inputs(inputs, targets, letters_by_input, batch)
-        return capture(model, new, targets=new_targets, loss=loss, name=name, dims=dims)
+    def recapture(samples: int) -> Graph:
+        again = step.with_batch(resize_batch(batch, letters, samples))
+        return capture_step(again, name=name, dims=dims)
 
     return dataclasses.replace(
         graph,
-        target_count=len(targets),
-        takes_keywords=isinstance(inputs, Mapping),
+        template=template,
+        output_tree=traced.output,
         recapture=capture_once_per_size(model, recapture),
     )
 
 
-def _check_arguments(model: Any, inputs: Any, targets: Any, loss: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError(f"capture takes an nn.Module, not a {type(model).__name__}.")
-    for name, argument in (("inputs", inputs), ("targets", targets)):
-        if isinstance(argument, Tensor):
-            raise InputError(f"{name} is a tensor: give a list of tensors, [x].")
-    if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
+def _refuse_trained_loss(loss: Any) -> None:
+    """Raises InputError if a loss is a module with parameters that are trained."""
+    criterion = loss.criterion if isinstance(loss, Supervised) else loss
+    if isinstance(criterion, nn.Module) and any(p.requires_grad for p in criterion.parameters()):
         raise InputError("the loss has parameters of its own: make it a part of the model.")
 
 
@@ -125,27 +140,6 @@ def _depends_on_data(meta: Any) -> bool:
     return isinstance(meta, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def _live_part(
-    b: Builder, wanted: set[str]
-) -> tuple[dict[str, Value], tuple[Op, ...], tuple[FusedCall, ...]]:
-    """Returns the values, operators and fused calls that the wanted values depend on, without dead code."""
-    needed, ops = set(wanted), []
-    for op in reversed(b.ops):
-        if any(o in needed for o in op.outputs):
-            needed.update(op.inputs)
-            ops.append(op)
-    live_names = {op.name for op in ops}
-    computed = {o for op in ops for o in op.outputs}
-    values = {n: v for n, v in b.values.items() if v.role != "op" or n in computed}
-    fused = []
-    for f in b.fused_calls:
-        outputs = tuple(o if o in computed else None for o in f.outputs)
-        if any(outputs):
-            names = tuple(name for name in f.ops if name in live_names)
-            fused.append(dataclasses.replace(f, ops=names, outputs=outputs))
-    return values, tuple(reversed(ops)), tuple(fused)
-
-
 class _Translation:
     """Translates an exported program, node by node, into a graph."""
 
@@ -169,25 +163,26 @@ class _Translation:
             n for n, m in model.named_modules() if not any(True for _ in m.children())
         }
 
-    def build_graph(self, name: str, *, has_loss: bool) -> Graph:
-        """Translates the program. has_loss: whether its first output is a given loss."""
+    def build_graph(
+        self,
+        name: str,
+        metric_names: Sequence[str],
+        first_is_loss: Callable[[Sequence[Value]], bool],
+    ) -> Graph:
+        """Translates the program, which returns the loss if there is one, then metrics, then outputs."""
         self.placeholders.read()
         self._translate_nodes(self.program.graph_module)
-        outputs = self._outputs()
-        first = self.builder.values[outputs[0]] if outputs else None
-        if (
-            not has_loss
-            and first is not None
-            and first.shape == ()
-            and first.dtype.is_floating_point
-        ):
-            has_loss = True
+        results = self._results()
+        loss = results.pop(0).name if first_is_loss(results) else None
+        metrics = {m: self._as_op_output(results.pop(0)).name for m in metric_names}
+        outputs = [value.name for value in results]
         updates = {b: self._as_op_output(value).name for b, value in self.memory.updates.items()}
         states = [*self.model.named_parameters(), *self.model.named_buffers()]
         # lifted_constants, below: tensors that the code uses directly (placeholders.py)
         trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
         refuse_shared_memory(states, self.placeholders.lifted_constants, trained | set(updates))
-        values, ops, fused = _live_part(self.builder, {*outputs, *updates.values()})
+        wanted = {*outputs, *metrics.values(), *updates.values(), *([loss] if loss else [])}
+        values, ops, fused = live_part(self.builder, wanted)
         for value in values.values():
             if 0 in value.shape:
                 raise InputError(
@@ -199,12 +194,13 @@ class _Translation:
             values,
             ops,
             tuple(self.placeholders.inputs),
-            tuple(outputs[1:] if has_loss else outputs),
-            outputs[0] if has_loss else None,
+            tuple(outputs),
+            loss,
             updates,
             self.placeholders.aliases,
             fused,
-            self.placeholders.constants,
+            {n: t for n, t in self.placeholders.constants.items() if n in values},
+            metrics,
         )
 
     def _as_op_output(self, value: Value) -> Value:
@@ -385,10 +381,10 @@ class _Translation:
         used: set[Any] = {u.args[1] for u in node.users if u.target is operator.getitem}
         self.builder.used_outputs = used or {0}
 
-    def _outputs(self) -> list[str]:
-        """Returns the names of the values that the program returns."""
+    def _results(self) -> list[Value]:
+        """Returns the values that the program returns."""
         (node,) = (n for n in self.program.graph.nodes if n.op == "output")
-        names = []
+        values = []
         specs = self.program.graph_signature.output_specs
         for spec, argument in zip(specs, node.args[0], strict=True):
             if spec.kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT) and isinstance(
@@ -396,5 +392,5 @@ class _Translation:
             ):
                 value = self.memory.read(argument)
                 if isinstance(value, Value):
-                    names.append(value.name)
-        return names
+                    values.append(value)
+        return values

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from raddle.errors import InputError
+from raddle.graph.arguments import BatchTemplate
 from raddle.graph.dtypes import carries_gradient
 from raddle.graph.space import Space
 from raddle.graph.traits import TRAITS, Traits
@@ -24,7 +25,7 @@ class Value:
     shape: tuple[int, ...]
     dtype: torch.dtype
     letters: str
-    # op (output of an operator) | input (of the module, or a target) | parameter | frozen (parameter)
+    # op (output of an operator) | input (a tensor of the batch) | parameter | frozen (parameter)
     # | buffer | constant | seed (of the random numbers of dropout)
     role: str = "op"
 
@@ -97,15 +98,18 @@ class Graph:
     name: str
     values: Mapping[str, Value]  # by name
     ops: tuple[Op, ...]  # in execution order
-    inputs: tuple[str, ...]  # the inputs of the module, then the targets of the loss
+    inputs: tuple[str, ...]  # the tensors of the batch
     outputs: tuple[str, ...]  # names of values, without the loss
     loss: str | None  # name of a value
     updates: Mapping[str, str]  # name of a buffer -> the value that it has after the step
     aliases: Mapping[str, str]  # further names of shared parameters -> the name used here
     fused_calls: tuple[FusedCall, ...] = ()
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)  # by name of the value
-    target_count: int = 0  # the last `target_count` inputs are targets of the loss
-    takes_keywords: bool = False  # whether the module takes its inputs as keyword arguments
+    metrics: Mapping[str, str] = field(default_factory=dict)  # name -> name of a scalar value
+    # where the inputs are in a batch; None: in a graph that `capture` did not make
+    template: BatchTemplate | None = field(default=None, compare=False, repr=False)
+    # what the module returns, with TensorMark (step_module.py) in place of each tensor
+    output_tree: Any = field(default=None, compare=False, repr=False)
     # By operator, the dtype to which autocast casts its operands (plans/value_dtypes.py)
     casts: Mapping[str, torch.dtype] = field(default_factory=dict)
     tf32_products: bool = False  # float32 products, not only convolutions, may use TF32
@@ -209,6 +213,7 @@ class Graph:
             )
             digest.update(text.encode(errors="surrogatepass"))
         results = f"{self.outputs}|{self.loss}|{sorted(self.updates.items())}"
+        results += f"|{sorted(self.metrics.items())}" if self.metrics else ""
         return hashlib.sha256(digest.digest() + results.encode(errors="surrogatepass")).hexdigest()[
             :16
         ]

@@ -224,6 +224,10 @@ def out_of_place(target: Any) -> Any:
     overload = target._schema.overload_name or "default"
     if name == "pow":
         overload = {"Scalar": "Tensor_Scalar", "Tensor": "Tensor_Tensor"}[overload]
+    elif (name, overload) == ("bernoulli", "float"):
+        overload = "p"
+    elif name == "normal":
+        packet = A.normal_functional
     functional = getattr(packet, overload, None) if packet is not None else None
     if functional is None:
         raise InputError(

@@ -1,7 +1,8 @@
 """Tells which operands tiles need, for many tiles at once: the rule that `Space.regions` has for one box.
 
-A tile does not need an operand of which it reads only padding, nor a bias that another tile adds. space.py
-explains the words: access, factor, added once, reduced dimensions.
+A tile does not need an operand of which it reads only padding, nor a bias that another tile adds. The words
+are those of space.py. An *access* is an operand with its indices. A *factor* is an operand of a product. A
+bias is *added once*: by the tile at the origin of the *reduced* (summed) dimensions.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ def needed_operands(
         f & at_origin if access.added_once and at_origin is not None else f
         for access, f in zip(operands, nonempty, strict=True)
     ]
-    factors = [n for access, n in zip(operands, need, strict=True) if access.is_factor]
-    # If all factors have the same object, they are needed by the same tiles.
-    if all(n is factors[0] for n in factors):
+    factor_needs = [n for access, n in zip(operands, need, strict=True) if access.is_factor]
+    # If the factors share one array (the same object), the same tiles need them: nothing changes.
+    if all(n is factor_needs[0] for n in factor_needs):
         return need
-    # One factor is entirely padding: the product is zero, so no factor is needed.
-    product_needed = reduce(and_, factors)
+    # If one factor is entirely padding, the product is zero, so no factor is needed.
+    product_needed = reduce(and_, factor_needs)
     return [
         product_needed if access.is_factor else n for access, n in zip(operands, need, strict=True)
     ]

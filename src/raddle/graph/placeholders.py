@@ -68,11 +68,8 @@ class Placeholders:
                 self.memory.put_state(node, self.add_constant(spec.target, constant))
 
     def _add_input(self, node: Node, meta: Any) -> None:
-        """Adds an input of the module or a target; meta: a tensor of its shape and type, or a number."""
+        """Adds a tensor of the batch; meta: a tensor of its shape and type."""
         name = self.input_names.pop(0)
-        if not isinstance(meta, Tensor):
-            self.memory.put(node, meta)  # a number or None, fixed at capture
-            return
         dim_letters = self.dims.get(name) or letters.input_letters(
             meta.dim(), carries_gradient(meta.dtype)
         )

@@ -6,11 +6,13 @@ A graph has fixed sizes, so every number of samples needs its own graph (`Graph.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from raddle.graph.arguments import Path, map_leaves
 
 if TYPE_CHECKING:
     from raddle.graph.graph import Graph
@@ -19,31 +21,20 @@ if TYPE_CHECKING:
 CAPTURE_LOCK = threading.RLock()
 
 
-def resize_inputs(
-    inputs: Any, targets: Sequence[Any], letters: Sequence[str], batch: int
-) -> tuple[Any, list[Any]]:
-    """Returns inputs and targets with `batch` samples: the first ones, repeated if they are too few.
+def resize_batch(batch: Any, letters: Mapping[Path, str], samples: int) -> Any:
+    """Returns a batch with `samples` samples: the first ones, repeated if they are too few.
 
-    letters: the letters of the dimensions of every leaf (arguments.py), in order.
+    letters: the letters of the dimensions of every tensor, by its path (arguments.py).
     """
-    remaining_letters = iter(letters)
-    return _resize(inputs, remaining_letters, batch), [
-        _resize(t, remaining_letters, batch) for t in targets
-    ]
 
+    def resize(path: Path, leaf: Any) -> Any:
+        if "n" not in letters.get(path, ""):
+            return leaf
+        dim = letters[path].index("n")
+        rows = torch.arange(samples, device=leaf.device) % leaf.shape[dim]
+        return leaf.detach().index_select(dim, rows)
 
-def _resize(arguments: Any, letters: Iterator[str], batch: int) -> Any:
-    """Returns nested arguments with `batch` samples; takes the letters of each leaf from the iterator."""
-    if isinstance(arguments, Mapping):
-        return {key: _resize(value, letters, batch) for key, value in arguments.items()}
-    if isinstance(arguments, (list, tuple)):
-        return type(arguments)([_resize(value, letters, batch) for value in arguments])
-    leaf_letters = next(letters)
-    if not isinstance(arguments, Tensor) or "n" not in leaf_letters:
-        return arguments
-    dim = leaf_letters.index("n")
-    rows = torch.arange(batch, device=arguments.device) % arguments.shape[dim]
-    return arguments.detach().index_select(dim, rows)
+    return map_leaves(resize, batch)
 
 
 def capture_once_per_size(

@@ -88,21 +88,17 @@ class Plan:
 
 
 def describe_inputs(graph: Graph) -> tuple[Mapping[str, Any], ...]:
-    """Returns names, shapes and types of a graph's inputs, so that every rank can capture the module again.
+    """Returns names, shapes and types of a graph's inputs: what the example batch of a plan has.
 
-    letters: one for each dimension, such as n for samples. target: whether it is a target of the loss.
-    keyword: whether the module takes it as a keyword argument.
+    letters: one for each dimension, such as n for samples.
     """
     names = [n for n in graph.inputs if graph.values[n].role == "input"]
-    first_target = len(graph.inputs) - graph.target_count
     return tuple(
         {
             "name": name,
             "shape": list(graph.values[name].shape),
             "dtype": str(graph.values[name].dtype).removeprefix("torch."),
             "letters": graph.values[name].letters,
-            "target": graph.inputs.index(name) >= first_target,
-            "keyword": graph.takes_keywords and graph.inputs.index(name) < first_target,
         }
         for name in names
     )

@@ -161,7 +161,6 @@ def _is_input(data: Any) -> bool:
     shape = data.get("shape")
     return (
         all(isinstance(data.get(key), str) for key in ("name", "dtype", "letters"))
-        and all(type(data.get(key)) is bool for key in ("target", "keyword"))
         and isinstance(shape, list)
         and all(type(extent) is int and extent > 0 for extent in shape)
         and math.prod(shape) <= MAX_ELEMENTS

@@ -170,13 +170,13 @@ class LoweredVariant:
             for consumer, _ in self.consumers.get(output, [])
             for device in self.devices[consumer.name]
         }
-        # width: bytes of an element of the result. devices: how many the plan has.
-        width, devices = self.graph.values[op.outputs[0]].dtype.itemsize, self.plan.devices
+        element_bytes = self.graph.values[op.outputs[0]].dtype.itemsize
+        devices = self.plan.devices  # how many the plan has
         cells, messages = place_merge(
             op,
             tiling,
             sorted(readers),
-            width,
+            element_bytes,
             replicated=op.name in self.replicated_loss_ops,
             # Where the plan wants it merged; None: the plan does not say.
             sums=self.plan.sums.get(op.name),

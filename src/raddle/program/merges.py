@@ -69,16 +69,17 @@ def place_merge(
     op: Op,
     tiling: Tiling,
     readers: Sequence[int],
-    width: int,
+    element_bytes: int,
     *,
     replicated: bool,
     sums: Tiling | None = None,
 ) -> tuple[tuple[Cell, ...], tuple[Message, ...]]:
     """Returns the cells of an operator's output, and the messages that bring the parts to their devices.
 
-    readers: the devices of its consumers. width: bytes of an element. replicated: whether every device
-    merges the result, because it belongs to a replicated loss (replicated_loss.py). sums: a tiling that
-    says where cells are merged, if the plan has one for the operator; not used if replicated.
+    readers: the devices of its consumers. element_bytes: bytes of an element of the result. replicated:
+    whether every device merges the result, because it belongs to a replicated loss (replicated_loss.py).
+    sums: a tiling that says where cells are merged, if the plan has one for the operator; not used if
+    replicated.
     """
     tiles = tiling.tiles
     first_copy: dict[Box, int] = {}  # if a tile has copies, only the first contributes
@@ -100,7 +101,7 @@ def place_merge(
             merged_cells += _cells_of_plan(op, box, parts, sums)
         elif len(owners) == 1 and not replicated:
             merged_cells.append(Cell(box, parts, owners))
-        elif box.volume * width <= SMALL_RESULT:  # merged on every device that reads it
+        elif box.volume * element_bytes <= SMALL_RESULT:  # merged on every device that reads it
             merged_cells.append(Cell(box, parts, tuple(readers) or owners[:1]))
         else:  # each owner merges one piece: a reduce-scatter
             merged_cells += [
@@ -131,9 +132,9 @@ def _cells_of_plan(op: Op, box: Box, parts: tuple[int, ...], sums: Tiling) -> li
     return [Cell(piece, parts, mergers) for piece, mergers in pieces if not piece.empty]
 
 
-def merged_bytes(cell: Cell, width: int) -> int:
+def merged_bytes(cell: Cell, element_bytes: int) -> int:
     """Returns the bytes that a merge reads and writes in memory: the parts of the cell, and the result."""
-    return (len(cell.parts) + 1) * cell.box.volume * width
+    return (len(cell.parts) + 1) * cell.box.volume * element_bytes
 
 
 def longest_dim(shape: Sequence[int]) -> int:

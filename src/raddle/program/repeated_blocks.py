@@ -1,10 +1,10 @@
 """Finds the repeated blocks of a device's operators, such as the layers of a transformer.
 
-torch.compile compiles the segment of a block once for all blocks. But each compiled segment takes about
-0.8 ms of the host's time in a step, which a GPU has to spend computing: on an H200, GPT-2 with a segment
-per layer took 32 ms a step where one segment takes 20 ms, while a Llama with 1.2 billion parameters took
-the same time with both. So only large blocks count. A sequence of operators repeats with a
-period p where operator i and operator i + p are equal: of one kind, with equal attributes and tiles.
+torch.compile compiles the segment of a block once for all blocks. But the host takes about 0.8 ms in a step
+to start a compiled segment, and a GPU that computes it in less time has to wait. On an H200, GPT-2 with a
+segment per layer took 32 ms a step where one segment takes 20 ms, while a Llama with 1.2 billion parameters
+took the same time with both. So only large blocks count. A sequence of operators repeats with a period p
+where operator i and operator i + p are equal: of one kind, with equal attributes and tiles.
 
     embed  norm attn add norm mlp add  norm attn add norm mlp add  norm loss
            |------- p = 6 ----------|  |------------------------|
@@ -21,7 +21,7 @@ from raddle.graph.operator_kind import kernel_key, work
 from raddle.program.program import Variant
 
 MIN_OPS = 8  # of a block: each segment takes time to start
-# Of a block, forward, on one device: an H200 takes about 2 ms for these operations, forward and backward.
+# Of a block, forward, on one device: an H200 takes about 2 ms for these FLOPs, forward and backward.
 MIN_FLOPS = 3e11
 MIN_SHARE = 0.5  # of operators that must be in repeated blocks: else a cut costs more than it saves
 MAX_PERIODS = 20  # the number of periods that are tried
@@ -93,7 +93,7 @@ def _signature(variant: Variant, device: int, op: Op) -> Hashable:
 
 
 def _flops(variant: Variant, device: int, ops: Sequence[Op]) -> int:
-    """Returns the floating-point operations of a device's tiles of these operators, forward."""
+    """Returns the FLOPs of the forward of these operators' tiles on a device."""
     return sum(
         work(op, tile.box).flops
         for op in ops

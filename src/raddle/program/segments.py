@@ -7,9 +7,9 @@ The runtime executes a segment as one piece, forward and backward. The operators
 - at the borders of stages and of recomputed blocks;
 - before attention with native dropout, if another such attention is before it in the segment: the random
   generator is set at the start of a segment (runtime/execution/random_generator.py), so that the masks of
-  an attention do not depend on what else runs in its segment. If segments are compiled, only attention of
-  which several devices compute the same tile is cut so: their masks have to be equal, and the host takes
-  longer to start many compiled segments than the GPU takes to compute small ones;
+  an attention do not depend on what else runs in its segment. If segments are compiled, this is done only
+  where several devices compute the same tile, because their masks have to be equal. It is not done
+  elsewhere, because the host takes longer to start a small compiled segment than the GPU to compute it;
 - if the backward is split, around every operator with parameters (its W, run later inside a longer segment,
   would compute gradients of activations again);
 - if they are compiled, at the borders of large repeated blocks (repeated_blocks.py), so that equal blocks

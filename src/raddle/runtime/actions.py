@@ -191,9 +191,9 @@ class ShardedBlock(NamedTuple):
 class ShardView(NamedTuple):
     """ZeRO-2: the rows of a parameter that this rank updates, a view of the tensor in another slot."""
 
-    source: SlotSource  # the box of the rows, and their slot
-    slot: int  # of the whole region
-    rows: tuple[slice, ...]  # where the rows are in it
+    shard: SlotSource  # the box of the rows, and the slot that gets the view
+    parameter_slot: int  # of the tensor with the whole region
+    rows: tuple[slice, ...]  # where the rows are in this tensor
 
 
 @dataclass
@@ -290,6 +290,17 @@ class RecordLoss:
 
 
 @dataclass
+class RecordMetric:
+    """Records a metric of a micro-batch."""
+
+    name: str
+    slot: int
+    reports: bool  # whether this device's copy of the metric is the reported one
+    key: Key
+    dead_slots: list[int] = field(default_factory=list)
+
+
+@dataclass
 class UpdateParameters:
     """Updates all parameters of this rank; where steps overlap, only those in `slots`."""
 
@@ -313,6 +324,7 @@ Action = (
     | StartSliceAllReduce
     | UpdateBuffers
     | RecordLoss
+    | RecordMetric
     | UpdateParameters
 )
 

@@ -18,12 +18,13 @@ their size, and the tiles with their devices (program/program.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from raddle.errors import InputError
+from raddle.graph.arguments import Path, map_leaves
 from raddle.graph.box import Box
 from raddle.program.program import Program, Run
 from raddle.runtime.actions import RankActions
@@ -84,24 +85,22 @@ class BatchCutter:
             for name in names
         }
 
-    def check(self, batch: Sequence[Tensor], rank: int) -> dict[str, Tensor]:
-        """Returns the batch's tensors by name. Raises InputError if a shape or dtype is wrong.
+    def tensors(self, batch: Any) -> dict[str, Tensor]:
+        """Returns the batch's tensors by name. Raises InputError if the batch is not as captured."""
+        template = self.program.graph.template
+        assert template is not None, "a program that runs is of a captured graph"
+        return template.tensors(batch)
+
+    def check(self, tensors: Mapping[str, Tensor], rank: int) -> None:
+        """Raises InputError if a shape or dtype is wrong.
 
         Each tensor may be that of the whole batch or this rank's part of it.
         """
-        if len(batch) != len(self.inputs):
-            names = ", ".join(self.inputs)
-            raise InputError(
-                f"a step takes {len(self.inputs)} tensors ({names}), not {len(batch)}."
-            )
-        for spec, tensor in zip(self.inputs.values(), batch, strict=True):
-            self._check(spec, tensor, rank)
-        return dict(zip(self.inputs, batch, strict=True))
+        for spec in self.inputs.values():
+            self._check(spec, tensors[spec.name], rank)
 
     def _check(self, spec: Input, tensor: Tensor, rank: int) -> None:
-        """Raises InputError if a tensor has the wrong type, dtype or, if this rank reads it, shape."""
-        if not isinstance(tensor, Tensor):
-            raise InputError(f"'{spec.name}' is a {type(tensor).__name__}: give a tensor.")
+        """Raises InputError if a tensor has the wrong dtype or, if this rank reads it, shape."""
         whole, part = spec.full_shape, spec.part_shape
         read = any(box is not None for box in spec.boxes)
         if read and tuple(tensor.shape) not in (whole, part):
@@ -113,15 +112,15 @@ class BatchCutter:
         if tensor.dtype != spec.dtype:
             raise InputError(f"'{spec.name}' is {tensor.dtype}, but was captured as {spec.dtype}.")
 
-    def unplanned_size(self, batch: Sequence[Tensor]) -> int | None:
+    def unplanned_size(self, tensors: Mapping[str, Tensor]) -> int | None:
         """Returns the number of samples of a whole batch whose size differs from the plan's.
 
         None: the batch has the planned size, or it is this rank's part of a planned batch, or its tensors
         have other dimensions than planned, or different numbers of samples.
         """
         counts = set()
-        for spec, tensor in zip(self.inputs.values(), batch, strict=False):
-            shape, dim = tuple(getattr(tensor, "shape", ())), spec.sample_dim
+        for spec in self.inputs.values():
+            shape, dim = tuple(tensors[spec.name].shape), spec.sample_dim
             if dim is None or len(shape) != len(spec.full_shape) or shape == spec.part_shape:
                 continue
             pairs = enumerate(zip(shape, spec.full_shape, strict=True))
@@ -149,14 +148,15 @@ class BatchCutter:
                 )
 
     def reader(
-        self, batches: Sequence[Sequence[Tensor]], rank: int, place: torch.device
+        self, steps: Sequence[Mapping[str, Tensor]], rank: int, place: torch.device
     ) -> Callable[[SlotSource], Tensor]:
         """Returns a function that reads the tensor of an input slot.
 
-        batches: one per step; place: the torch device that the tensor is put on.
+        steps: the tensors of each step's batch; place: the torch device that a tensor is put on.
         """
-        tensors = [self.check(batch, rank) for batch in batches]
-        return lambda s: self.read(s, tensors[s.key.step]).to(place, non_blocking=True)
+        for tensors in steps:
+            self.check(tensors, rank)
+        return lambda s: self.read(s, steps[s.key.step]).to(place, non_blocking=True)
 
     def read(self, source: SlotSource, tensors: Mapping[str, Tensor]) -> Tensor:
         """Returns the tensor of an input slot, cut from a whole batch or from this rank's part."""
@@ -171,17 +171,22 @@ class BatchCutter:
             tensor = tensor.narrow(spec.sample_dim, samples_before, shape[spec.sample_dim])
         return tensor[box.slices_within(Box.full(shape))]
 
-    def part(self, batch: Sequence[Tensor]) -> list[Tensor]:
-        """Returns this rank's part of each tensor of a whole batch."""
-        parts = []
-        for spec, tensor in zip(self.inputs.values(), batch, strict=True):
+    def part(self, batch: Any) -> Any:
+        """Returns a batch with this rank's part of each tensor of a whole batch."""
+        template = self.program.graph.template
+        assert template is not None, "a program that runs is of a captured graph"
+        self.tensors(batch)  # raises if the batch is not as captured
+
+        def part_of(path: Path, leaf: Any) -> Any:
+            spec = self.inputs.get(template.names.get(path, ""))
+            if spec is None:  # no tensor
+                return leaf
             if all(box is None for box in spec.boxes):
-                parts.append(tensor[:0] if tensor.dim() else tensor)
-            elif spec.part_shape is None:  # boxes that cannot be concatenated: the whole tensor
-                parts.append(tensor)
-            else:
-                parts.append(_cut(spec, tensor))
-        return parts
+                return leaf[:0] if leaf.dim() else leaf
+            # None: boxes that cannot be concatenated, so the whole tensor
+            return leaf if spec.part_shape is None else _cut(spec, leaf)
+
+        return map_leaves(part_of, batch)
 
 
 def _cut(spec: Input, tensor: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ from raddle.runtime.actions import (
     Forward,
     RankActions,
     RecordLoss,
+    RecordMetric,
     UpdateParameters,
 )
 from raddle.runtime.builders.buckets import BucketBuilder
@@ -194,7 +195,7 @@ class _ActionBuilder:
         self._after_forward([self.program.variant(merge.key).ops[merge.op]], merge.key)
 
     def _after_forward(self, ops: Sequence[Op], key: Key) -> None:
-        """Adds what follows a forward of these operators: buffer updates and the record of the loss."""
+        """Adds what follows a forward of these operators: buffer updates, records of loss and metrics."""
         computed = {name for op in ops for name in op.outputs}
         self.actions += self.buffers.build(computed, key)
         loss = self.program.graph.loss
@@ -205,6 +206,11 @@ class _ActionBuilder:
             # Replicated loss: every device computes it and starts the backward (replicated_loss.py).
             starts_backward = reports or bool(variant.replicated_loss_ops)
             self.actions.append(RecordLoss(slot, starts_backward, reports, key))
+        for metric, value in self.program.graph.metrics.items():
+            if value in computed:
+                ((_, slot),) = self.slot_table.computed[key, value]
+                reports = self.device == self.program.variant(key).devices_of(value)[0]
+                self.actions.append(RecordMetric(metric, slot, reports, key))
 
     def _update(self, update: Update) -> None:
         """Adds the update of a parameter.

@@ -1,7 +1,7 @@
 """Runs the forward of a module in evaluation mode, with a plan that is derived from the training plan.
 
-`Trainer.evaluate` calls it. The graph of evaluation differs from that of training (no dropout, for
-example), so the module is captured again and the training plan's tiles are transferred.
+`Trainer.evaluate` and `Trainer.predict` call it. The graph of evaluation differs from that of training (no
+dropout, for example), so the module is captured again and the training plan's tiles are transferred.
 
 A SlotSource names a box of a parameter, buffer or input, and the slot (numbered place) that it fills.
 """
@@ -14,36 +14,36 @@ from typing import Any
 from torch import Tensor
 
 from raddle.errors import InputError
+from raddle.graph.arguments import Path, leaves, map_leaves
 from raddle.graph.box import Box
+from raddle.graph.step_module import OutputModule, StepModule, TensorMark
 from raddle.plans.adapt import adapt
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.runtime.batches import BatchCutter
 from raddle.runtime.builders.slot_table import SlotSource
-from raddle.runtime.capture_for_plan import capture_for_evaluation
+from raddle.runtime.capture_batch import capture_evaluation
 from raddle.runtime.checkpoint import assemble, gather_state
 from raddle.runtime.executor import Executor
 from raddle.runtime.setup import Setup
 from raddle.runtime.state import TrainingState
+from raddle.runtime.step_result import StepResult
 
 
 class Evaluation:
-    """Evaluates batches of one shape with the parameters and buffers of the training executor."""
+    """Runs a step in evaluation mode, with the parameters and buffers of the training executor.
+
+    step: the module with a loss or alone, and with a batch; other batches have the same shapes.
+    """
 
     def __init__(
-        self, setup: Setup, training: Executor, state: TrainingState, batch: Sequence[Tensor]
+        self, setup: Setup, training: Executor, state: TrainingState, step: StepModule
     ) -> None:
         self.setup, self.training, self.state = setup, training, state
-        inputs = [dict(i) for i in setup.plan.inputs]
-        if not inputs:
-            raise InputError("the plan does not say what a step takes: plan again to evaluate.")
-        if len(inputs) != len(batch):
-            raise InputError(f"a batch has {len(inputs)} tensors, not {len(batch)}.")
-        for spec, tensor in zip(inputs, batch, strict=True):
-            spec["shape"] = list(tensor.shape)
-        self.shapes = [tuple(t.shape) for t in batch]
-        self.graph = capture_for_evaluation(setup.model, inputs, setup.loss)
-        if self.graph.loss is None:
+        self.kind, self.shapes = type(step), _shapes(step.batch)
+        letters = {name: setup.graph.values[name].letters for name in setup.graph.inputs}
+        self.graph = capture_evaluation(step, letters)
+        if self.graph.loss is None and not isinstance(step, OutputModule):
             raise InputError(
                 "the module gives no loss: to evaluate it, pass loss=... to parallelize."
             )
@@ -53,23 +53,29 @@ class Evaluation:
         self.executor = setup.make_executor(program)
         self.batch_cutter = BatchCutter(program, self.executor.rank_actions)
 
-    def fits(self, batch: Sequence[Tensor]) -> bool:
-        """Returns whether a batch has the shapes that this evaluation was made for."""
-        return self.shapes == [tuple(t.shape) for t in batch]
+    def fits(self, step: StepModule) -> bool:
+        """Returns whether a step is of the kind and has the shapes that this evaluation was made for."""
+        return type(step) is self.kind and _shapes(step.batch) == self.shapes
 
-    def run(self, batch: Sequence[Tensor], step: int, *, outputs: bool) -> Any:
-        """Returns the loss of a batch or, with `outputs`, (loss, list of the module's full outputs).
-
-        The outputs are on the CPU of every rank. step: the number of training steps so far.
-        """
-        read_input = self.batch_cutter.reader([batch], self.setup.rank, self.setup.place)
+    def run(self, batch: Any, step: int) -> StepResult:
+        """Returns the loss and the metrics of a batch. step: the number of training steps so far."""
+        tensors = self.batch_cutter.tensors(batch)
+        read_input = self.batch_cutter.reader([tensors], self.setup.rank, self.setup.place)
         self.executor.load(self._current_state())
         loss = self.executor.run(read_input, step)
         if self.training.rank_actions.gathered:  # ZeRO-3: free the parameters gathered for this run
             self.executor.store.drop(
                 s.slot for s in self.executor.rank_actions.sources_with_role("parameter")
             )
-        return (loss, self._outputs()) if outputs else loss
+        return StepResult(loss, self.executor.step_metrics[0])
+
+    def output_of(self, batch: Any, step: int) -> Any:
+        """Returns what the module returns for a batch, with full tensors on the CPU of every rank."""
+        self.run(batch, step)
+        tensors = iter(self._outputs())
+        return map_leaves(
+            lambda _, leaf: next(tensors) if leaf is TensorMark else leaf, self.graph.output_tree
+        )
 
     def _current_state(self) -> Callable[[SlotSource], Tensor]:
         """Returns a function that returns the current tensor of a slot's box.
@@ -111,6 +117,14 @@ class Evaluation:
             value = self.graph.values[name]
             results.append(assemble(value.shape, value.dtype, list(all_pieces.items())))
         return results
+
+
+def _shapes(batch: Any) -> list[tuple[Path, Any]]:
+    """Returns the paths of a batch's leaves, with the shapes of tensors."""
+    return [
+        (path, tuple(leaf.shape) if isinstance(leaf, Tensor) else None)
+        for path, leaf in leaves(batch)
+    ]
 
 
 def _region(pieces: Sequence[tuple[Box, Tensor]], box: Box) -> Tensor:

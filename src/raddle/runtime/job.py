@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from raddle import zoo
 from raddle.errors import InputError
+from raddle.graph.arguments import map_samples
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans import plan_file
@@ -26,7 +26,7 @@ from raddle.plans.validation import validate
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Program
-from raddle.runtime.optimizer_step import MakeOptimizer
+from raddle.runtime.tile_optimizer import Factory
 from raddle.zoo.move import move_workload
 from raddle.zoo.user_file import find_function, is_file_spec
 from raddle.zoo.workload import Workload
@@ -45,8 +45,8 @@ class Job:
         return self.program.graph
 
     @property
-    def batch(self) -> tuple[Tensor, ...]:
-        return (*self.workload.inputs, *self.workload.targets)
+    def batch(self) -> Any:
+        return self.workload.batch
 
 
 def load_job(
@@ -103,7 +103,7 @@ def takes_batch(name: str) -> bool:
     )
 
 
-def optimizer_for(name: str, rate: float | None = None) -> MakeOptimizer:
+def optimizer_for(name: str, rate: float | None = None) -> Factory:
     """Returns a function that makes the optimizer of this name. rate: learning rate; None: its default."""
     if name not in OPTIMIZERS:
         raise InputError(f"the plan's optimizer is '{name}': choose {', '.join(OPTIMIZERS)}.")
@@ -121,11 +121,8 @@ def _load_at_batch(
         workload = zoo.load(name, batch=batch, device=device, dtype=torch_dtype, seed=seed)
     else:  # the function gives one micro-batch; it is repeated for the others
         workload = zoo.load(name, device=device, dtype=torch_dtype, seed=seed)
-        inputs, targets = (
-            tuple(t.repeat(count, *[1] * (t.ndim - 1)) if t.ndim else t for t in tensors)
-            for tensors in (workload.inputs, workload.targets)
-        )
-        workload = replace(workload, inputs=inputs, targets=targets)
+        repeated = map_samples(lambda t: t.repeat(count, *[1] * (t.ndim - 1)), workload.batch)
+        workload = replace(workload, batch=repeated)
     if dtype != content["dtype"]:
         # Also converts tensors that a user's function makes in a fixed dtype.
         workload = move_workload(workload, device, torch_dtype)
@@ -134,11 +131,8 @@ def _load_at_batch(
 
 def capture_workload(workload: Workload, microbatches: int) -> Graph:
     """Returns the graph of one micro-batch, of the largest size if sizes differ."""
-    inputs, targets = (
-        [t[: -(-len(t) // microbatches)] if t.ndim else t for t in tensors]  # rounded up
-        for tensors in (workload.inputs, workload.targets)
-    )
-    return capture(workload.model, inputs, targets=targets, loss=workload.loss, name=workload.name)
+    batch = map_samples(lambda t: t[: -(-len(t) // microbatches)], workload.batch)  # rounded up
+    return capture(workload.model, batch, workload.loss, name=workload.name)
 
 
 def _convert_plan(name: str, content: dict[str, Any], dtype: str, graph: Graph) -> Plan:

@@ -5,35 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from raddle.errors import InputError
 from raddle.runtime.clipping import clip
 from raddle.runtime.executor import Executor
 from raddle.runtime.setup import Setup
 from raddle.runtime.state import owners_of
-
-MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]  # makes an optimizer
-# Optimizers that need whole tensors (their norms, factors, inner products), so tiles are not enough.
-WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon")
-
-
-def make_optimizer(setup: Setup, executor: Executor, make: MakeOptimizer) -> torch.optim.Optimizer:
-    """Returns the optimizer of the parameters that this rank updates."""
-    updated = executor.updated_parameters()
-    # A rank without parameters has an optimizer too, so that lr schedulers work on every rank.
-    empty = nn.Parameter(torch.empty(0, device=setup.place))
-    optimizer = make([p for _, p in updated] or [empty])
-    shapes = setup.graph.values
-    split_parameter = next(
-        (s.name for s, _ in updated if s.box.shape != shapes[s.name].shape), None
-    )
-    if split_parameter is not None and type(optimizer).__name__ in WHOLE_TENSORS:
-        raise InputError(
-            f"{type(optimizer).__name__} looks at whole tensors, but the plan splits '{split_parameter}': "
-            "use an elementwise optimizer, as SGD or AdamW."
-        )
-    return optimizer
 
 
 class OptimizerStep:
@@ -50,6 +27,7 @@ class OptimizerStep:
         self.setup, self.executor, self.optimizer = setup, executor, optimizer
         self.step, self.loss = step, loss
         self.clip_norm, self.check_finite = clip_norm, check_finite
+        self.grad_norm: Tensor | None = None  # before clipping, at the last update
         # (parameter, box) -> the one rank that counts it in the global norm
         self._owners = owners_of(setup.program)
 
@@ -76,5 +54,5 @@ class OptimizerStep:
             )
             # s: the source, which names the parameter and its box; p: the tensor on this rank
             counted = [(p, self.setup.rank == self._owners[s.name, s.box]) for s, p in parameters]
-            clip(self.setup.transport, self.setup.place, counted, self.clip_norm)
+            self.grad_norm = clip(self.setup.transport, self.setup.place, counted, self.clip_norm)
         self.optimizer.step()

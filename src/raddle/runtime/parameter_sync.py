@@ -89,7 +89,8 @@ class ParameterSync:
         )
         if local_reason and not sync.synchronous:
             raise InputError(
-                f"{local_reason.rstrip('.')}, which an asynchronous server does not do: use ps."
+                "an asynchronous server cannot wait until all gradients are summed, as is needed here "
+                f"({local_reason.rstrip('.')}): use ps."
             )
 
         def exchange(local: object) -> list[object]:

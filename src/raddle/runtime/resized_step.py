@@ -6,7 +6,7 @@ executor runs the step with the parameters, buffers and optimizer of the trainin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor
@@ -58,9 +58,9 @@ class ResizedStep:
         self.shared_state = SharedState(training, self.executor)
         self.batch_cutter = BatchCutter(program, self.executor.rank_actions)
 
-    def run(self, batch: Sequence[Tensor], step: int) -> Tensor:
-        """Trains on a batch; returns the loss."""
-        read_input = self.batch_cutter.reader([batch], self.setup.rank, self.setup.place)
+    def run(self, tensors: Mapping[str, Tensor], step: int) -> Tensor:
+        """Trains on the tensors of a batch; returns the loss."""
+        read_input = self.batch_cutter.reader([tensors], self.setup.rank, self.setup.place)
         self.shared_state.lend_tensors()
         loss = self.executor.run(read_input, step)
         self.shared_state.return_buffers()
@@ -81,12 +81,9 @@ class SharedState:
             (s, slots[s.name, s.box]) for s in borrower.rank_actions.sources if _is_persistent(s)
         ]  # fmt: skip
         # The same for ZeRO-2's shards, which are views of parameters: the optimizer has the owner's.
-        views = {
-            (v.source.name, v.source.box): v.source.slot for v in owner.rank_actions.shard_views
-        }
+        views = {(v.shard.name, v.shard.box): v.shard.slot for v in owner.rank_actions.shard_views}
         self.pairs += [
-            (v.source, views[v.source.name, v.source.box])
-            for v in borrower.rank_actions.shard_views
+            (v.shard, views[v.shard.name, v.shard.box]) for v in borrower.rank_actions.shard_views
         ]
         borrower.optimizer_step = lambda: owner.optimizer_step()
         # Both executors have the parameters in the same slots, so they can share the synchronisation.

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 import torch
 
 from raddle.errors import InputError
+from raddle.graph.arguments import map_samples
 from raddle.plans.pipelining import is_asynchronous
 from raddle.program.chrome_trace import write_events
 from raddle.runtime.clocks import clock_offset
@@ -200,7 +201,7 @@ def _train(
 def _timed_steps(trainer: Trainer, job: Job, options: Options, recorder: Recorder) -> StepTimes:
     """Trains and returns the times: a step lasts from the end of the previous one to its own end."""
     # part: what this rank reads of the batch; every step trains on the same batch
-    batch = [tensor.to(trainer.place) for tensor in trainer.part(*job.batch)]
+    batch = map_samples(lambda tensor: tensor.to(trainer.place), trainer.part(job.batch))
     samples = sum(job.program.micro_batch_sizes)
     progress = Progress(options.steps, samples, shown=trainer.rank == 0)
     times, functions = StepTimes([], [], []), trainer.setup.functions
@@ -213,7 +214,7 @@ def _timed_steps(trainer: Trainer, job: Job, options: Options, recorder: Recorde
         if options.trace is not None and number == first_traced:
             recorder.start()
         compiled_before = functions.seconds
-        loss, end = float(trainer.step(*batch)), time.perf_counter()
+        loss, end = float(trainer.step(batch)), time.perf_counter()
         times.add(1, [loss], end - previous_end, functions.seconds - compiled_before)
         previous_end = end
         progress.step(number + 1, times.seconds, loss)
@@ -221,7 +222,7 @@ def _timed_steps(trainer: Trainer, job: Job, options: Options, recorder: Recorde
 
 
 def _timed_overlapping_steps(
-    trainer: Trainer, batch: Sequence[torch.Tensor], options: Options, recorder: Recorder
+    trainer: Trainer, batch: Any, options: Options, recorder: Recorder
 ) -> StepTimes:
     """Trains with overlapping steps; returns the times: the mean for each, as the steps overlap."""
     times, functions = StepTimes([], [], []), trainer.setup.functions

@@ -5,14 +5,14 @@ A trainer makes one Setup and passes it to its parts, such as the optimizer step
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import Loss
 from raddle.plans.plan import Plan
 from raddle.program.program import Program
 from raddle.runtime.execution.compiled_functions import CompiledFunctions
@@ -29,7 +29,7 @@ class Setup:
     program: Program
     transport: Transport
     place: torch.device  # that this rank computes on
-    loss: Callable[..., Tensor] | None = None  # of the module's output and the targets
+    loss: Loss | None = None  # loss(model, batch), for evaluations
     autocast: torch.dtype | None = None  # mixed precision
     # The functions of all executors of this rank, compiled or not
     functions: CompiledFunctions = field(default_factory=CompiledFunctions)

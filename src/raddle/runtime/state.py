@@ -83,11 +83,14 @@ class TrainingState:
 
     # -- the module ------------------------------------------------------------------------------------
 
-    def module_state(self) -> dict[str, Tensor]:
-        """Returns full parameters and buffers under the module's own names, on every rank's CPU."""
+    def module_state(self, *, persistent_only: bool = True) -> dict[str, Tensor]:
+        """Returns full parameters and buffers under the module's own names, on every rank's CPU.
+
+        persistent_only: without the buffers that a state_dict leaves out.
+        """
         self.executor.synchronize()
-        aliases = self.setup.graph.aliases
-        return gather_state(self.setup.exchange, self.owned_pieces(), self._shapes(), aliases)
+        aliases, shapes = self.setup.graph.aliases, self._shapes(persistent_only=persistent_only)
+        return gather_state(self.setup.exchange, self.owned_pieces(), shapes, aliases)
 
     def load_module_state(self, state: Mapping[str, Tensor]) -> None:
         """Loads parameters and buffers from a state of the module, from any plan or from plain PyTorch."""
@@ -144,14 +147,12 @@ class TrainingState:
         """Returns whether this rank is the one that saves and counts this box of a parameter."""
         return self.setup.rank == self._owners[source.name, source.box]
 
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
+    def _shapes(self, *, persistent_only: bool = True) -> dict[str, tuple[int, ...]]:
         """Returns shapes of all parameters and buffers that a saved state contains."""
         # state_dict leaves out buffers that are registered with persistent=False.
         saved_names = self.setup.model.state_dict().keys()
-        values = self.setup.graph.values.values()
-        return {
-            v.name: v.shape for v in values if v.role in PERSISTENT_ROLES and v.name in saved_names
-        }
+        values = [v for v in self.setup.graph.values.values() if v.role in PERSISTENT_ROLES]
+        return {v.name: v.shape for v in values if not persistent_only or v.name in saved_names}
 
     # -- the optimizer ---------------------------------------------------------------------------------
 
@@ -163,9 +164,13 @@ class TrainingState:
             if self.owns(source):
                 state = dict(self.optimizer.state.get(parameter, {}))
                 entries.setdefault(source.name, []).append((source.box, state))
+        groups = gather_groups(self.setup.exchange, self._groups())
+        order = {name: i for i, name in enumerate(n for names in self.group_names() for n in names)}
+        for group in groups:
+            group["params"].sort(key=lambda name: order.get(name, 0))
         return {
             "state": gather_optimizer(self.setup.exchange, entries, self._trained_shapes()),
-            "param_groups": gather_groups(self.setup.exchange, self._groups()),
+            "param_groups": groups,
         }
 
     def load_optimizer_state(self, state: Mapping[str, Any]) -> None:
@@ -190,6 +195,12 @@ class TrainingState:
         for group, group_options in zip(optimizer.param_groups, options, strict=True):
             group.update(group_options)
         self.executor.synchronize()
+
+    def group_names(self) -> list[list[str]]:
+        """Returns the names of the parameters in each group of the optimizer, on all ranks together."""
+        names = [g.get("param_names", []) for g in self.optimizer.param_groups]
+        trained = self._trained_shapes()
+        return [[n for n in dict.fromkeys(group) if n in trained] for group in names]
 
     def _trained_shapes(self) -> dict[str, tuple[int, ...]]:
         """Returns shapes of the parameters that are trained."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -34,17 +35,18 @@ class StepRunner:
         self._resized_steps: dict[int, ResizedStep] = {}  # samples -> step for this batch size
         self._running_executor = executor  # the one that runs the current step
 
-    def run_step(self, batch: Sequence[Tensor], step: int) -> Tensor:
+    def run_step(self, batch: Any, step: int) -> Tensor:
         """Runs one step on a batch; returns the loss. step: its number."""
-        samples = self.batch_cutter.unplanned_size(batch)
+        tensors = self.batch_cutter.tensors(batch)
+        samples = self.batch_cutter.unplanned_size(tensors)
         if samples is not None and self.accumulate == 1:
             resized = self._resized_step(samples)
             self._running_executor = resized.executor
-            return self._report_failure(partial(resized.run, batch, step), step)
+            return self._report_failure(partial(resized.run, tensors, step), step)
         self._running_executor = self.executor
         run = partial(
             self.executor.run,
-            self.batch_cutter.reader([batch], self.setup.rank, self.setup.place),
+            self.batch_cutter.reader([tensors], self.setup.rank, self.setup.place),
             step,
             update=(step + 1) % self.accumulate == 0,
             weight=1 / self.accumulate,
@@ -53,12 +55,13 @@ class StepRunner:
         # The run has multiplied the loss by `weight`; the reported loss is that of the whole batch.
         return loss * self.accumulate if self.accumulate > 1 else loss
 
-    def run_overlapping(self, batches: Sequence[Sequence[Tensor]], step: int) -> list[Tensor]:
+    def run_overlapping(self, batches: Sequence[Any], step: int) -> list[Tensor]:
         """Runs overlapping steps, one for each batch, until all have ended; returns their losses.
 
         There may not be more batches than the program has steps. step: the number of the first one.
         """
-        read_input = self.batch_cutter.reader(batches, self.setup.rank, self.setup.place)
+        steps = [self.batch_cutter.tensors(batch) for batch in batches]
+        read_input = self.batch_cutter.reader(steps, self.setup.rank, self.setup.place)
         executor, shared_state = self.executor, None
         if len(batches) < self.setup.plan.steps:  # the last batches: a shorter program
             program = lower(self.setup.graph, replace(self.setup.plan, steps=len(batches)))
@@ -80,6 +83,10 @@ class StepRunner:
     def current_loss(self) -> Tensor:
         """Returns the current step's loss before the update, equal on all ranks; all ranks call it."""
         return self._running_executor.losses.wait()
+
+    def metrics(self) -> list[dict[str, Tensor]]:
+        """Returns the metrics of each step of the last run."""
+        return self._running_executor.step_metrics
 
     def set_seed(self, seed: int) -> None:
         """Sets the seed of random numbers in all executors."""

@@ -2,9 +2,9 @@
 
 There is one process for each device of the plan, and each process calls `parallelize`:
 
-    trainer = raddle.parallelize(model, "plan.json", optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
-    for x, y in loader:
-        loss = trainer.step(x, y)
+    trainer = raddle.parallelize(model, sgd, loss=loss, example=batch, plan="plan.json")
+    for batch in loader:
+        print(float(trainer.step(batch)))
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from __future__ import annotations
 import os
 import pathlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
+from raddle.graph.step_module import OutputModule, StepModule
+from raddle.graph.supervised import Loss
 from raddle.plans import plan_file
 from raddle.plans.pipelining import is_asynchronous, micro_batch_graph, plan_for_running
 from raddle.plans.plan import Plan
@@ -28,25 +30,30 @@ from raddle.plans.validation import validate_settings
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Program
-from raddle.runtime.capture_for_plan import capture_for_plan
+from raddle.runtime.capture_batch import call_of, capture_batch
 from raddle.runtime.evaluation import Evaluation
 from raddle.runtime.execution.compiled_functions import CompiledFunctions, compile_mode
-from raddle.runtime.optimizer_step import MakeOptimizer, OptimizerStep, make_optimizer
+from raddle.runtime.optimizer_step import OptimizerStep
+from raddle.runtime.saved_state import SavedState
 from raddle.runtime.setup import Setup
 from raddle.runtime.state import TrainingState, initialise_slots
+from raddle.runtime.step_result import StepResult
 from raddle.runtime.step_runner import StepRunner
+from raddle.runtime.tile_optimizer import MakeOptimizer, make_optimizer, plain_state
 from raddle.transport.base import Transport
 from raddle.transport.join import join
 
+KEPT_EVALUATIONS = 4  # for so many shapes of batches, an evaluation is not captured again
 FLUSH_SECONDS = 10.0  # how long `close` waits for messages in transit
 
 
 def parallelize(
     model: nn.Module,
-    plan: Plan | str | pathlib.Path | Mapping[str, Any],
     optimizer: MakeOptimizer,
     *,
-    loss: Callable[..., Tensor] | None = None,
+    plan: Plan | str | pathlib.Path | Mapping[str, Any],
+    loss: Loss | None = None,
+    example: Any = None,
     graph: Graph | None = None,
     device: torch.device | str | None = None,
     backend: str | None = None,
@@ -65,10 +72,13 @@ def parallelize(
     model: its tensors are copied, not changed; leave it on the CPU, or a GPU holds its parameters twice.
         It may be on the meta device; then it is initialised layer by layer, so that a rank never holds more
         than its own tiles and one layer.
+    optimizer: called with (name, parameter) pairs of this rank's tiles, which torch.optim takes as they
+        are; returns any elementwise optimizer of torch.optim. Or a torch.optim optimizer of the model's
+        parameters, whose class, options, groups and state are taken over.
     plan: a plan, the path of its file, or the content of its file as a dict.
-    optimizer: called with this rank's parameters; returns any elementwise optimizer of torch.optim.
-    loss: called as `loss(output, *targets)`; must be the loss that the plan was made with.
-    graph: the captured graph, if the plan does not describe its inputs.
+    loss: loss(model, batch), as for `capture`; None: the model returns its loss.
+    example: a batch like those that `step` will take; only its shapes and types count.
+    graph: the captured graph, instead of an example.
     device, backend: of torch and torch.distributed; None: chosen automatically.
     accumulate: number of steps whose gradients are added before an update.
     clip_norm: limit of the global norm of the gradients.
@@ -82,15 +92,17 @@ def parallelize(
     transport: the connection to the other ranks; None: one is made. Several ranks use torch.distributed.
 
     >>> import raddle
-    >>> model, x, y, loss = nn.Linear(4, 2), torch.randn(8, 4), torch.randn(8, 2), nn.functional.mse_loss
-    >>> graph = raddle.capture(model, [x], targets=[y], loss=loss)
+    >>> model, batch = nn.Linear(4, 2), (torch.randn(8, 4), torch.randn(8, 2))
+    >>> loss = raddle.supervised(nn.functional.mse_loss)
+    >>> graph = raddle.capture(model, batch, loss)
     >>> plan = raddle.search(graph, raddle.cluster("local:1"), "data")
-    >>> trainer = parallelize(model, plan, lambda p: torch.optim.SGD(p, lr=0.1), loss=loss)
-    >>> trainer.step(x, y) > trainer.step(x, y)
-    tensor(True)
+    >>> sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+    >>> trainer = parallelize(model, sgd, plan=plan, loss=loss, example=batch)
+    >>> float(trainer.step(batch)) > float(trainer.step(batch))
+    True
     >>> trainer.close()
     """
-    place = _place(device)
+    place = place_of(device)
     if accumulate < 1:
         raise InputError(f"accumulate is {accumulate}: it needs at least one step.")
     if autocast is not None:
@@ -98,9 +110,9 @@ def parallelize(
     transport = transport or join(place, backend, timeout)
     try:
         return _trainer(
-            model, plan, optimizer, transport, place, loss=loss, graph=graph, dropout=dropout, seed=seed,
-            accumulate=accumulate, clip_norm=clip_norm, autocast=autocast, check_finite=check_finite,
-            functions=CompiledFunctions(compile_mode(compile, place)),
+            model, plan, optimizer, transport, place, loss=loss, example=example, graph=graph,
+            dropout=dropout, seed=seed, accumulate=accumulate, clip_norm=clip_norm, autocast=autocast,
+            check_finite=check_finite, functions=CompiledFunctions(compile_mode(compile, place)),
         )  # fmt: skip
     except BaseException as error:
         transport.fail(str(error))
@@ -109,7 +121,7 @@ def parallelize(
 
 def _trainer(
     model: nn.Module, plan: Any, optimizer: MakeOptimizer, transport: Transport, place: torch.device,
-    *, loss: Any, graph: Graph | None, dropout: str | None, **settings: Any,
+    *, loss: Loss | None, example: Any, graph: Graph | None, dropout: str | None, **settings: Any,
 ) -> Trainer:  # fmt: skip
     """Returns a trainer: checks the plan against ranks and module, and lowers it to a program."""
     plan_or_content = plan if isinstance(plan, Plan | Mapping) else plan_file.read(plan)
@@ -123,9 +135,13 @@ def _trainer(
             f"local:{transport.size}, or launch {devices} with torchrun --nproc-per-node {devices}."
         )
     if graph is None:
-        graph = _capture(model, plan_or_content, loss)
+        if example is None:
+            raise InputError("give example=, a batch as the data loader gives it.")
+        graph = capture_batch(model, example, loss)
     if graph.loss is None:
-        raise InputError("the module gives no loss: pass loss=..., as torch's cross_entropy.")
+        raise InputError(
+            "the module gives no loss: pass loss=loss(model, batch), or raddle.supervised(criterion)."
+        )
     graph = micro_batch_graph(graph, plan_or_content)  # the graph of the plan's largest micro-batch
     parsed_plan = (
         plan_or_content
@@ -155,7 +171,7 @@ def warn_of_emulation(autocast: torch.dtype, place: torch.device) -> None:
         )
 
 
-def _place(device: torch.device | str | None) -> torch.device:
+def place_of(device: torch.device | str | None) -> torch.device:
     """Returns the torch device of this rank: the given one, else its GPU, else the CPU."""
     if device is not None:
         return torch.device(device)
@@ -164,15 +180,7 @@ def _place(device: torch.device | str | None) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
-def _capture(model: nn.Module, plan: Plan | Mapping[str, Any], loss: Any) -> Graph:
-    """Returns the graph of the module for the inputs that the plan describes."""
-    inputs = plan.inputs if isinstance(plan, Plan) else plan["inputs"]
-    if not inputs:
-        raise InputError("the plan does not say what a step takes: give graph=raddle.capture(...).")
-    return capture_for_plan(model, inputs, loss)
-
-
-class Trainer:
+class Trainer(SavedState):
     """One rank of a training run; made by `raddle.parallelize`. All ranks call its methods together."""
 
     def __init__(
@@ -183,7 +191,7 @@ class Trainer:
         transport: Transport,
         place: torch.device,
         *,
-        loss: Callable[..., Tensor] | None = None,
+        loss: Loss | None = None,
         seed: int = 0,
         accumulate: int = 1,
         clip_norm: float | None = None,
@@ -205,18 +213,20 @@ class Trainer:
         initialise_slots(setup, self.executor, seed)
         self.optimizer = make_optimizer(setup, self.executor, optimizer)
         self.step_runner = StepRunner(setup, self.executor, accumulate=accumulate)
-        optimizer_step = OptimizerStep(
+        self.optimizer_step = OptimizerStep(
             setup, self.executor, self.optimizer, lambda: self.steps, self.step_runner.current_loss,
             clip_norm=clip_norm, check_finite=check_finite,
         )  # fmt: skip
-        self.executor.optimizer_step = optimizer_step
+        self.executor.optimizer_step = self.optimizer_step
         # parameter_sync: updates slices of parameters during the step (None: parameters are not sliced).
         # barrier_reason: a text, why updates must wait for all gradients of a step (clip_norm or
         # check_finite); "": they need not wait.
         if self.executor.parameter_sync is not None:
-            self.executor.parameter_sync.start(self.optimizer, optimizer_step.barrier_reason)
+            self.executor.parameter_sync.start(self.optimizer, self.optimizer_step.barrier_reason)
         self.state = TrainingState(setup, self.executor, self.optimizer, seed=seed)
-        self._evaluation: Evaluation | None = None
+        if isinstance(optimizer, torch.optim.Optimizer) and optimizer.state:
+            self.state.load_optimizer_state(plain_state(optimizer, model))
+        self._evaluations: list[Evaluation] = []
 
     @property
     def graph(self) -> Graph:
@@ -232,8 +242,8 @@ class Trainer:
 
     # -- training --------------------------------------------------------------------------------------
 
-    def step(self, *batch: Tensor) -> Tensor:
-        """Trains on one global batch; returns the loss, which is the same on every rank.
+    def step(self, batch: Any) -> StepResult:
+        """Trains on one global batch; returns the loss and the metrics, the same on every rank.
 
         Each tensor is that of the whole batch, or this rank's part of it (see `part`). A whole batch may
         have another size than planned, for example at the end of an epoch.
@@ -245,84 +255,73 @@ class Trainer:
             )
         loss = self.step_runner.run_step(batch, self.steps)
         self.steps += 1
-        return loss
+        (metrics,) = self.step_runner.metrics()
+        return StepResult(loss, metrics, self.optimizer_step.grad_norm)
 
-    def train(self, batches: Iterable[Sequence[Tensor]]) -> list[Tensor]:
-        """Trains on several global batches; returns their losses, which are the same on every rank.
+    def train(self, batches: Iterable[Any]) -> list[StepResult]:
+        """Trains on several global batches; returns their results, which are the same on every rank.
 
         If the plan overlaps steps, they run in groups of `plan.steps`, and the pipeline drains after each
         group. At the end all steps are complete, so that an evaluation or a checkpoint can follow.
         """
-        batch_list = [list(batch) for batch in batches]
+        batch_list = list(batches)
         if not is_asynchronous(self.plan):
-            return [self.step(*batch) for batch in batch_list]
-        losses: list[Tensor] = []
+            return [self.step(batch) for batch in batch_list]
+        results: list[StepResult] = []
         for start in range(0, len(batch_list), self.plan.steps):
             chunk = batch_list[start : start + self.plan.steps]
-            losses += self.step_runner.run_overlapping(chunk, self.steps)
+            losses = self.step_runner.run_overlapping(chunk, self.steps)
+            results += map(StepResult, losses, self.step_runner.metrics())
             self.steps += len(chunk)
-        return losses
+        return results
 
-    def part(self, *batch: Tensor) -> list[Tensor]:
-        """Returns this rank's part of each tensor of a whole batch; a data loader may read it alone."""
+    def part(self, batch: Any) -> Any:
+        """Returns a whole batch with this rank's part of each tensor; a data loader may read it alone."""
         return self.step_runner.batch_cutter.part(batch)
 
     # -- evaluation ------------------------------------------------------------------------------------
 
-    def evaluate(self, *batch: Tensor, outputs: bool = False) -> Any:
-        """Returns the loss of a batch in evaluation mode or, with `outputs`, (loss, full outputs)."""
-        self.executor.synchronize()
-        if self._evaluation is None or not self._evaluation.fits(batch):
-            self._evaluation = Evaluation(self.setup, self.executor, self.state, batch)
-        return self._evaluation.run(batch, self.steps, outputs=outputs)
+    def evaluate(self, batch: Any) -> StepResult:
+        """Returns the loss and the metrics of a batch of any size, in evaluation mode."""
+        self.step_runner.batch_cutter.tensors(batch)  # raises if the batch is not as captured
+        step = StepModule(self.model, batch, self.setup.loss)
+        return self._evaluation_of(step).run(batch, self.steps)
 
-    # -- checkpoints -----------------------------------------------------------------------------------
+    def predict(self, batch: Any) -> Any:
+        """Returns the output of the module for a batch of any size, in evaluation mode, on the CPU.
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Returns full parameters and buffers under the module's own names, on every rank's CPU."""
-        return self.state.module_state()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Loads parameters and buffers from a state of the module, from any plan or from plain PyTorch."""
-        self.state.load_module_state(state)
-
-    def optimizer_state_dict(self) -> dict[str, Any]:
-        """Returns all that a run needs, with `state_dict`, to continue as if it had not been stopped.
-
-        "state": the full optimizer state by parameter name; "param_groups": the options of the optimizer,
-        with current learning rates and with parameter names; "steps" and "seed": dropout masks depend on
-        them.
+        The batch needs no labels: a loss of `raddle.supervised` takes the inputs alone or the whole batch;
+        any other loss runs until it calls the model, so the labels may be None or, in a dict, missing.
         """
-        self._refuse_unfinished(self.steps)
-        saved = self.state.optimizer_state()
-        return {**saved, "steps": self.steps, "seed": self.executor.input_feeder.seed}
+        template = self.graph.template
+        assert template is not None, "a program that runs is of a captured graph"
+        call = call_of(self.model, batch, self.setup.loss, template)
+        step = OutputModule(self.model, call.arguments, call.positional)
+        return self._evaluation_of(step).output_of(call.arguments, self.steps)
 
-    def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads the result of `optimizer_state_dict`, to continue a run; the plan may be another one."""
-        needed = ("state", "param_groups", "steps", "seed")
-        if missing := next((key for key in needed if key not in state), None):
-            raise InputError(
-                f"the optimizer's state has no '{missing}', so a run cannot go on from it: save it with "
-                "this version's optimizer_state_dict()."
-            )
-        self._refuse_unfinished(state["steps"])
-        self.state.load_optimizer_state(state)
-        self.steps = state["steps"]
-        self.step_runner.set_seed(state["seed"])
-
-    def _refuse_unfinished(self, steps: int) -> None:
-        """Raises InputError if gradients were accumulated since the last update: they are not saved."""
-        if steps % self.step_runner.accumulate:
-            raise InputError(
-                f"step {steps} is in the middle of {self.step_runner.accumulate} that are accumulated, and "
-                "gradients are not saved: save after an update."
-            )
+    def _evaluation_of(self, step: StepModule) -> Evaluation:
+        """Returns the evaluation of a step; the last ones are kept for batches of the same shapes."""
+        self.executor.synchronize()
+        evaluation = next((e for e in self._evaluations if e.fits(step)), None)
+        if evaluation is None:
+            evaluation = Evaluation(self.setup, self.executor, self.state, step)
+            self._evaluations = [*self._evaluations, evaluation][-KEPT_EVALUATIONS:]
+        return evaluation
 
     # -- the end ---------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
         """Waits until all parameters have the updates of the last step and no message is in transit."""
         self.executor.synchronize()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Closes the trainer; if an error leaves the `with` block, reports it to the other ranks."""
+        if error is not None:
+            self.transport.fail(f"{type(error).__name__}: {error}")
+        self.close()
 
     def close(self) -> None:
         """Ends threads and connections."""

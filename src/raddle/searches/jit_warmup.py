@@ -40,10 +40,11 @@ def tiny_graph(*, layers: int, width: int) -> Graph:
     from torch import nn
 
     from raddle.graph.capture import capture
+    from raddle.graph.supervised import supervised
 
     model = nn.Sequential(*(nn.Linear(width, width, device="meta") for _ in range(layers)))
-    inputs = [torch.zeros(width, width, device="meta")]
-    return capture(model, inputs, loss=lambda y: y.sum(), name="tiny")
+    x = torch.zeros(width, width, device="meta")
+    return capture(model, x, supervised(torch.sum, targets=0), name="tiny")
 
 
 def warm_up_evaluator() -> None:

@@ -115,7 +115,7 @@ def stage_of_groups(space: PlanSpace, stages: int) -> list[int]:
         key = tuple(sharing) or (g,)
         blocks[key] = blocks.get(key, 0.0) + work[g]
     total, stage = sum(work), [0] * len(work)
-    # work_so_far: the work up to the end of this block. The block is in the stage of its middle.
+    # work_so_far: the work up to the end of this block. The block is in the stage in which its middle lies.
     for key, work_so_far in zip(blocks, accumulate(blocks.values()), strict=True):
         block_stage = min(stages - 1, int(stages * (work_so_far - blocks[key] / 2) / total))
         for g in key:

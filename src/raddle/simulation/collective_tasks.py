@@ -5,9 +5,9 @@ which holds the links from this member to the next. All tasks of a ring become r
 member is ready, and have the same duration: that of the fastest algorithm, which may be another than a ring
 (costs/collectives.py). A member is ready when all instructions that the collective waits for have ended on
 it: its gradients are complete or, for an all-reduce over replicas of shards (HSDP), the sums of the
-reduce-scatter are there. It must also have done everything before the collective in the program. Only an
-all-reduce that is not over replicas need not wait for that, if communication takes no device time (host
-overhead) and slices need not keep the program's order.
+reduce-scatter are there. It must also have done everything before the collective in the program. There is
+one exception: an all-reduce of gradients (not over replicas) waits only for its gradients, if communication
+takes no device time (host overhead) and all-reduces of slices may leave the program's order.
 """
 
 # a, b: neighbours in a ring; d: a device

@@ -87,14 +87,25 @@ def pop(entries: Array, counts: Array, heap: int) -> None:
     """Removes the smallest entry of a binary heap; counts[heap] is the number of its entries."""
     last = counts[heap] - 1
     counts[heap] = last
-    time, key, r = entries[last, TIME], entries[last, KEY], entries[last, RESOURCE]
+    _sink(entries, last, entries[last, TIME], entries[last, KEY], entries[last, RESOURCE])
+
+
+@allocates_nothing
+def replace_first(entries: Array, counts: Array, heap: int, time: int, key: int, r: int) -> None:
+    """Puts another entry in the place of the smallest one: faster than `pop` and `push`."""
+    _sink(entries, counts[heap], time, key, r)
+
+
+@allocates_nothing
+def _sink(entries: Array, size: int, time: int, key: int, r: int) -> None:
+    """Writes an entry into a heap of this size whose first place is free, and moves it down."""
     at = 0
     while True:
         child = 2 * at + 1
-        if child >= last:
+        if child >= size:
             break
         right = child + 1
-        if right < last and is_before(
+        if right < size and is_before(
             entries[right, TIME], entries[right, KEY], entries[child, TIME], entries[child, KEY]
         ):
             child = right

@@ -102,8 +102,8 @@ class Timeline:
         """
         ends = [0, *self.step_ends]
         if is_asynchronous(self.program.plan) and len(ends) > 4:
-            # Several overlapping steps may end at almost the same time, so single differences are uneven.
-            # So a third of the steps is left out at the beginning, and a third at the end.
+            # Several overlapping steps may end at almost the same time, so single differences are uneven:
+            # the mean is taken. It leaves out the first third of the steps and the last third.
             third = (len(ends) - 1) // 3
             return (ends[-1 - third] - ends[third]) / (len(ends) - 1 - 2 * third) / 1e9
         return (ends[-1] - ends[-2]) / 1e9

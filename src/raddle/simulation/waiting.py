@@ -42,12 +42,13 @@ from raddle.simulation.heaps import (
     meld,
     pop,
     push,
+    replace_first,
     without_first,
 )
 
 Array = np.ndarray
 
-MAX_GIVE_WAY = 16  # see above
+MAX_GIVE_WAY = 16  # after these, a task reserves both of its resources
 NEW = 2**31  # the lower 32 bits of the key of a task that has not waited: NEW + its number
 LOWER_BITS = 2**32 - 1
 NO_RESOURCE, NO_PAIR = -1, -1
@@ -130,25 +131,19 @@ def take_next(
             _wait(waiting, task, one, other, int(urgency[task]))
             continue
         now, key, r = free[0, TIME], free[0, KEY], free[0, RESOURCE]
-        pop(free, counts, FREE)
-        resources[r, HAS_ENTRY] = 0
         if resources[r, FREE_FROM] > now:  # another task has taken the resource
-            _add_entry(waiting, r)
-            continue
-        pair = resources[r, CANDIDATE]
-        if key < 0 or not _may_start(waiting, pair, key, now):
+            _renew_entry(waiting, r)
+        elif key >= 0 and _may_start(waiting, resources[r, CANDIDATE], key, now):
+            return _start(waiting, resources[r, CANDIDATE], r, now, duration)
+        else:
             pair = _next_candidate(waiting, r, now)
             if pair < 0:  # all its pairs now watch other resources
+                _renew_entry(waiting, r)
                 continue
+            # The task starts in a later round, unless another task comes before it at this time.
+            resources[r, CANDIDATE] = pair
             task_key = waiting.tasks[waiting.pairs[pair, FIRST_TASK], TASK_KEY]
-            if (counts[READY] and is_before(ready[0, TIME], ready[0, KEY], now, task_key)) or (
-                counts[FREE] and is_before(free[0, TIME], free[0, KEY], now, task_key)
-            ):
-                # At this time, another task comes before this one.
-                resources[r, HAS_ENTRY], resources[r, CANDIDATE] = 1, pair
-                push(free, counts, FREE, now, task_key, r)
-                continue
-        return _start(waiting, pair, r, now, duration)
+            replace_first(free, counts, FREE, now, task_key, r)
     return NO_TASK, 0, NO_RESOURCE
 
 
@@ -173,7 +168,11 @@ def _start(waiting: Waiting, pair: int, r: int, now: int, duration: Array) -> tu
     pairs[pair, FIRST_TASK] = without_first(waiting.tasks, task)
     if pairs[pair, FIRST_TASK] < 0:
         _stop_watching(waiting, pair)
-    _hold(waiting, one, other, begin + duration[task])
+    resources[r, FREE_FROM] = begin + duration[task]
+    _renew_entry(waiting, r)
+    if partner >= 0:
+        resources[partner, FREE_FROM] = begin + duration[task]
+        _add_entry(waiting, partner)
     return task, begin, blocker
 
 
@@ -195,6 +194,17 @@ def _add_entry(waiting: Waiting, r: int) -> None:
     if resources[r, FIRST_PAIR] >= 0 and not resources[r, HAS_ENTRY]:
         resources[r, HAS_ENTRY] = 1
         push(waiting.free, waiting.counts, FREE, resources[r, FREE_FROM], -1 - r, r)
+
+
+@allocates_nothing
+def _renew_entry(waiting: Waiting, r: int) -> None:
+    """Replaces the first entry, that of resource r, if pairs still watch it; else removes it."""
+    resources = waiting.resources
+    if resources[r, FIRST_PAIR] >= 0:
+        replace_first(waiting.free, waiting.counts, FREE, resources[r, FREE_FROM], -1 - r, r)
+    else:
+        resources[r, HAS_ENTRY] = 0
+        pop(waiting.free, waiting.counts, FREE)
 
 
 @allocates_nothing

@@ -46,7 +46,7 @@ class BucketedMechanism(Mechanism):
         self._unsummed = dict.fromkeys(unsummed)  # keys: an ordered set, the first completed first
         self._passes_done = 0  # backward calls since the last sums
         self._backward_end = BackwardEnd(self._on_backward_end)
-        # The stall inspector warns which ranks are missing in an all-reduce.
+        # Opens channels.sum_transport; its stall inspector warns which ranks are missing in an all-reduce.
         stall_inspector, dtype_name = channels.open_sum_transport(), settings.sync.wire_dtype
         self.buckets = Buckets(
             trained.names, trained.parameters, channels.sum_transport, channels.exchange, stall_inspector,

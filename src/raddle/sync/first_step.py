@@ -9,7 +9,8 @@ gradients, or a GradScaler. A barrier reason is a sentence that says why; empty:
 `settings.sync` is the sync kind (plans/sync/sync_kind.py). Its properties: bucketed, gradients are
 all-reduced in buckets (`allreduce`); by_priority, the most urgent slice goes first (`p3`); collective,
 slices are all-reduced without servers (`p3:collective`); has_servers, a server updates each slice
-(`sharded`, `ps`, `p3`); synchronous, its staleness is 0.
+(`ps`, `p3`, and `sharded`, where the holder that updates a slice is its server); synchronous, its staleness
+is 0.
 
 A guard is a forward pre-hook that makes a module wait for its parameters (forward_guards.py). A parameter
 is unguarded if the forward reads it before its guard has run.
@@ -77,7 +78,8 @@ class FirstStep(GradientHandler):
         assert gradient is not None
         if self._settings.sync.collective:
             self._completion_times.record(index)
-        with self._completion_times.excluded():  # later backwards compute no checksums
+        # Completion times do not contain the time of the checksum: later backwards compute none.
+        with self._completion_times.excluded():
             self._checksums[index] = _checksum(gradient)
 
     def on_zero_grad(self) -> None:
@@ -100,7 +102,8 @@ class FirstStep(GradientHandler):
         barrier_reason = next((r for r, _ in replies if r), "")
         if barrier_reason and not self._settings.sync.synchronous:
             raise RuntimeError(
-                f"{barrier_reason}, which sync '{self._settings.sync_text}' cannot wait for: choose ps"
+                f"sync '{self._settings.sync_text}' cannot wait until all gradients are summed, as is "
+                f"needed here ({barrier_reason}): choose ps"
             )
         if barrier_reason:
             self.close()
@@ -149,6 +152,8 @@ class FirstStep(GradientHandler):
                 slices, trained.optimizer, settings.sync.staleness, channels.cpu_transport,
                 channels.exchange, stall=settings.stall, record_span=channels.record_span,
             )  # fmt: skip
+        # It opens channels.sum_transport and returns its stall inspector, which warns which ranks are
+        # missing in an all-reduce.
         stall_inspector = channels.open_sum_transport()
         cost = measure_all_reduce(
             channels.sum_transport, trained.device, trained.parameters[0].dtype

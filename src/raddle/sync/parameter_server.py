@@ -114,7 +114,7 @@ class ParameterServer(ABC):
 
     @abstractmethod
     def bind(self, item: Item, rows: ItemRows, master: ItemRows | None) -> None:
-        """Adds an item. rows: those of this rank. master: the rows to update, if they are others."""
+        """Adds an item. rows: its rows on this rank. master: the rows to update, if not `rows`."""
 
     @abstractmethod
     def push(self, worker: int, number: int, clock: int, gradient: Tensor) -> None:

@@ -1,7 +1,8 @@
 """Synchronises slices of parameters through servers (parameter server, sharded updates, P3).
 
 An item is a slice of a parameter (some of its rows) or a bundle of slices. The workers of an item are the
-ranks that have a copy of it; its server is the rank that updates it. On every rank:
+ranks that have a copy of it; its server is the rank that updates it (with sharded updates, the holder of
+the shard). On every rank:
 
     submit(i, gradient)     a worker sends its gradient of item i to the item's server (a push)
     ...                     the server sums, updates and sends the rows back (a pull), on receiving threads

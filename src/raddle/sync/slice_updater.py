@@ -87,8 +87,8 @@ class SliceUpdater:
         unknown = [n for n, parts in rows.items() if any(id(p) not in groups for p in parts)]
         if unknown:
             raise ValueError(
-                f"item {unknown[0]} is no parameter of the {type(optimizer).__name__}: make the "
-                "optimizer of the rows that are updated on this rank"
+                f"the {type(optimizer).__name__} does not have the rows of item {unknown[0]}: make it of "
+                "all rows that are updated on this rank"
             )
         self._optimizer, self._rows = optimizer, dict(rows)
         self._stepper = copy.copy(optimizer)  # its parameters are those of the item that is updated

@@ -110,7 +110,8 @@ class SlicedUpdates:
             for number in self.slices.slices_of[index]:
                 rows = self.slices.select_rows(part, number)
                 if gradient is not None:
-                    rows.view(-1)[:1].add_(0.0)  # -0.0 becomes 0.0: see sliced_optimizer.py
+                    # -0.0 as the first element means that no rank has a gradient: it becomes 0.0.
+                    rows.view(-1)[:1].add_(0.0)
                 if (complete := self._gathering.add(number, rows)) is not None:
                     self.synchroniser.submit(*complete)
         self._pending.add(index)

@@ -96,7 +96,8 @@ def find_barrier_reason(
         )
     if reason and not settings.sync.synchronous:
         raise InputError(
-            f"{reason.rstrip('.')}, which sync '{settings.sync_text}' cannot wait for: use ps or p3."
+            f"sync '{settings.sync_text}' cannot wait until all gradients are summed, as is needed here "
+            f"({reason.rstrip('.')}): use ps or p3."
         )
     return reason
 

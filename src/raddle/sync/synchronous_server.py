@@ -137,7 +137,7 @@ class SynchronousServer(ParameterServer):
         with torch.no_grad():
             for number in sorted(clocks, key=lambda n: self.items[n].item.priority):
                 with self.updater.lock:
-                    # -1: from the sum over all workers.
+                    # -1 in place of a worker: the update is from the sum over all workers.
                     self.updater.log_update(self.items[number], -1, clocks[number])
                 self._send_back(self.items[number], clocks[number])
 

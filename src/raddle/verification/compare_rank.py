@@ -85,7 +85,7 @@ def compare(
             _compare_gradients(trainer, plain, findings)
         for step in range(0 if is_asynchronous(job.plan) else steps):
             on_progress(step)
-            loss = float(trainer.step(*batch_of_step(job, step)))
+            loss = float(trainer.step(batch_of_step(job, step)))
             findings.losses.append(loss)
             expected = plain.losses[step]
             deviation = abs(loss - expected) / max(abs(expected), 1e-6)

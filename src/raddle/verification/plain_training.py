@@ -10,15 +10,19 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from raddle.errors import InputError
+from raddle.graph.arguments import map_samples
 from raddle.graph.dtypes import in_double
+from raddle.graph.supervised import split_metrics
 from raddle.program.program import Run
 from raddle.runtime.job import Job, optimizer_for
 from raddle.verification.local_statistics import LocalStatistics
@@ -44,9 +48,9 @@ class PlainRun:
         return self.running_statistics.get(device, {}).get(name, self.state[name])
 
 
-def batch_of_step(job: Job, step: int) -> list[Tensor]:
-    """Return the inputs of a step: the samples are rotated, so that each device gets different ones."""
-    return [t.roll(step, 0) if t.ndim else t for t in job.batch]
+def batch_of_step(job: Job, step: int) -> Any:
+    """Return the batch of a step: the samples are rotated, so that each device gets different ones."""
+    return map_samples(lambda t: t.roll(step, 0), job.batch)
 
 
 def train_plain(
@@ -120,29 +124,29 @@ class _PlainStep:
         return total
 
 
-def micro_batches(job: Job, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+def micro_batches(job: Job, batch: Any) -> Iterator[Any]:
     """Split the tensors of a batch into micro-batches, whose sizes may differ."""
-    sizes = job.program.micro_batch_sizes
-    parts = [torch.split(t, sizes) if t.ndim else [t] * len(sizes) for t in tensors]
-    return (list(micro_batch) for micro_batch in zip(*parts, strict=True))
+    first = 0  # number of the first sample
+    for size in job.program.micro_batch_sizes:
+        yield map_samples(partial(torch.narrow, dim=0, start=first, length=size), batch)
+        first += size
 
 
 def micro_batch_loss(
-    job: Job, model: nn.Module, batch: Sequence[Tensor], seed: int, step: int, micro_batch: int,
+    job: Job, model: nn.Module, batch: Any, seed: int, step: int, micro_batch: int,
     local: LocalStatistics | None = None,
 ) -> Tensor:  # fmt: skip
     """Run the forward of a micro-batch; return its loss times its fraction of the step's samples.
 
-    batch: inputs and targets of the micro-batch. local: replaces batch norms if `bn` is local.
+    batch: of the micro-batch. local: replaces batch norms if `bn` is local.
     """
-    # inputs: how many tensors of the batch the model takes; the others are targets of the loss.
-    inputs, sizes = len(job.workload.inputs), job.program.micro_batch_sizes
+    sizes = job.program.micro_batch_sizes
     graph = job.graph.for_batch(sizes[micro_batch])
     with (
         Substitutes(graph, _seed(seed, step, micro_batch), local) as substitutes,
         DoublePrecisionMode(),
     ):
-        loss = job.workload.loss(model(*batch[:inputs]), *batch[inputs:])
+        loss, _ = split_metrics(job.workload.loss(model, batch))
     substitutes.finish()
     return loss * (sizes[micro_batch] / sum(sizes))
 

@@ -1,16 +1,17 @@
 """Replaces torch functions while the plain module runs, so that it computes the same numbers as the plan.
 
 The plain module is the reference with which `raddle verify` compares a plan. A TorchFunctionMode intercepts
-the calls; the module itself is not changed. Functions with dropout use raddle's masks, which depend only on
-the seed of the step and the position of the element. With `bn: local`, batch norms compute their statistics
-tile by tile (local_statistics.py). An operator's kernel, from make_kernel, is the function by which the
-runtime computes a box of it.
+the calls; the module itself is not changed. Functions with dropout, and functions that draw random numbers,
+give raddle's numbers, which depend only on the seed of the step and the position of the element. With
+`bn: local`, batch norms compute their statistics tile by tile (local_statistics.py). An operator's kernel,
+from make_kernel, is the function by which the runtime computes a box of it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -25,11 +26,17 @@ from raddle.graph.builder import resolve_overload
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import make_kernel
 from raddle.graph.ops.exact_dropout_attention import attention_weights, weights_shape
-from raddle.graph.ops.random import drop
+from raddle.graph.ops.random import drop, stream_of
 
 RECURRENT: tuple[Any, ...] = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+# Functions whose results are random numbers: operators of the kinds "draw" and "bernoulli" in the graph.
+DRAWS: tuple[Any, ...] = (
+    torch.rand, torch.randn, torch.randint, torch.rand_like, torch.randn_like, torch.randint_like,
+    torch.normal, torch.bernoulli, Tensor.bernoulli, Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_,
+    Tensor.exponential_,
+)  # fmt: skip
 # The end of error messages about a dropout that cannot get raddle's mask.
-ADVICE = "there is no plain module to compare with; verify a model without that dropout."
+ADVICE = "there is no plain module to compare with; verify a model without it."
 
 Normalise = Callable[..., Tensor]  # a replacement for F.batch_norm, with the same arguments
 
@@ -37,15 +44,16 @@ Normalise = Callable[..., Tensor]  # a replacement for F.batch_norm, with the sa
 class Substitutes(TorchFunctionMode):
     """Replaces functions during one forward of the plain module.
 
-    The n-th dropout of the forward uses the mask of the n-th operator with dropout of the graph. normalise:
-    the replacement for F.batch_norm; None: it is not replaced.
+    The n-th random call of the forward gives the numbers of the n-th random stream. The graph has no
+    operator for a stream if its numbers have no influence on the loss. normalise: the replacement for
+    F.batch_norm; None: it is not replaced.
     """
 
     def __init__(self, graph: Graph, seed: int, normalise: Normalise | None = None) -> None:
         super().__init__()
-        # The operators with dropout, attention included, that no call has used yet. "stream": a number of
-        # each dropout, which makes its masks differ from those of the others.
-        self.dropout_ops = iter([op for op in graph.ops if "stream" in op.attrs])
+        # The random operators that no call has used yet, attention with dropout included, by random stream.
+        self.random_ops = {op.attrs["stream"]: op for op in graph.ops if "stream" in op.attrs}
+        self.calls = 0  # the number of random calls so far
         self.seed = torch.tensor(seed)
         self.replacements: dict[Any, Callable[..., Any]] = {
             F.scaled_dot_product_attention: self._attention,
@@ -53,6 +61,7 @@ class Substitutes(TorchFunctionMode):
             **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d), self._dropout),
             **dict.fromkeys((torch.dropout, torch.feature_dropout), self._dropout),
             **{function: _recurrent(function, self._drop) for function in RECURRENT},
+            **{function: partial(self._draw, function) for function in DRAWS},
         }
         if normalise is not None:
             self.replacements[F.batch_norm] = normalise
@@ -63,18 +72,39 @@ class Substitutes(TorchFunctionMode):
         return self.replacements.get(func, func)(*args, **(kwargs or {}))
 
     def finish(self) -> None:
-        """Raise InputError if the graph has a dropout that no intercepted call used."""
-        if (unused := next(self.dropout_ops, None)) is not None:
+        """Raise InputError if the graph has a random operator that no intercepted call used."""
+        if (unused := next(iter(self.random_ops.values()), None)) is not None:
             raise InputError(
-                f"the dropout '{unused.name}' runs inside of a native call of torch: {ADVICE}"
+                f"the {unused.kind} '{unused.name}' runs inside of a native call of torch: {ADVICE}"
             )
+
+    def _next_op(self) -> Op | None:
+        """Return the operator of the next random call; None: its numbers are not in the graph."""
+        self.calls += 1
+        return self.random_ops.pop(stream_of(self.calls - 1), None)
+
+    def _draw(self, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Call a function of DRAWS; return raddle's random numbers in place of torch's."""
+        result, op = function(*args, **kwargs), self._next_op()
+        if op is None:
+            return result
+        if op.kind not in ("draw", "bernoulli") or result.shape != _masked_shape(op):
+            raise InputError(
+                f"random numbers of shape {list(result.shape)} are not in the graph: {ADVICE}"
+            )
+        # The probabilities are the tensor itself, or the argument `p`.
+        probabilities = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)][-1:]
+        operands = [p.expand(result.shape) for p in probabilities if op.kind == "bernoulli"]
+        drawn: Tensor = make_kernel(op, op.space.full, result.device)(*operands, self.seed)[0]
+        with torch.no_grad():
+            return result.copy_(drawn)
 
     def _drop(self, x: Tensor, p: float, kind: str = "dropout") -> Tensor:
         """Apply the next dropout of the graph, with the mask that the runtime computes.
 
         kind: the kind of the operator that has the dropout, "dropout" or "attention".
         """
-        op = next(self.dropout_ops, None)
+        op = self._next_op()
         if op is None or (op.kind, op.attrs["p"], _masked_shape(op)) != (kind, p, tuple(x.shape)):
             raise InputError(
                 f"a dropout with p={p} of a tensor {list(x.shape)} is not in the graph: {ADVICE}"

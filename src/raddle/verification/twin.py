@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from raddle.errors import InputError
+from raddle.graph.arguments import map_leaves
 from raddle.graph.graph import FusedCall, Graph, Op, Value
 from raddle.graph.recapture import CAPTURE_LOCK
 from raddle.plans.pipelining import plan_for_running
@@ -36,6 +36,7 @@ from raddle.verification.precision import (
     to_double,
 )
 from raddle.zoo.loading import default_dtype
+from raddle.zoo.move import loss_module
 from raddle.zoo.workload import Workload
 
 
@@ -78,10 +79,10 @@ def _double_workload(workload: Workload) -> Workload:
     """
     model, loss = copy.deepcopy((workload.model, workload.loss))
     module_to_double(model)
-    if isinstance(loss, nn.Module):  # the loss may hold tensors, such as class weights
-        module_to_double(loss)
-    inputs, targets = to_double(workload.inputs), to_double(workload.targets)
-    return replace(workload, model=model, inputs=inputs, targets=targets, loss=loss)
+    if (module := loss_module(loss)) is not None:
+        module_to_double(module)
+    batch = map_leaves(lambda _, leaf: to_double(leaf), workload.batch)
+    return replace(workload, model=model, batch=batch, loss=loss)
 
 
 def twin_graph(graph: Graph, double: Graph) -> Graph:

@@ -25,7 +25,7 @@ class Inception3(nn.Module):
         # inner channels of the 7x7 branches of each block C
         inner_channels: tuple[int, ...] = (128, 160, 160, 192),
         e_blocks: int = 2,  # number of blocks E
-        # of the auxiliary head: window and stride of its pooling, kernel size
+        # of the auxiliary head: window and stride of its pooling, kernel size of a convolution
         auxiliary: tuple[int, int, int] = (5, 3, 5),
         classes: int = 1000,
         dropout: float = 0.5,

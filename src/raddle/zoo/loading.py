@@ -7,6 +7,7 @@ from difflib import get_close_matches
 import torch
 
 from raddle.errors import InputError
+from raddle.graph.supervised import supervised
 from raddle.zoo.move import move_workload
 from raddle.zoo.registry import ZOO, names
 from raddle.zoo.user_file import call_function, find_function, is_file_spec
@@ -26,8 +27,8 @@ def load(
     On the device "meta" no memory is allocated. On other devices, weights and examples depend only on the
     seed: they are created on the CPU and then moved.
 
-    A user's function returns (module, inputs), (module, inputs, targets, loss) or a `Workload`. It gets
-    `batch=` if a batch is given. While it runs, `dtype` is the default type of torch.
+    A user's function returns (module, batch, loss), (module, batch) or a `Workload`. It gets `batch=`, the
+    number of samples, if one is given. While it runs, `dtype` is the default type of torch.
     """
     if batch is not None and batch < 1:
         raise InputError(f"the batch is {batch}: ask for at least 1 sample.")
@@ -52,7 +53,7 @@ def _from_zoo(name: str, batch: int | None) -> Workload:
     entry = ZOO[name]
     model = entry.build()  # before the examples, so that weights do not depend on the batch
     inputs, targets = entry.examples(entry.batch if batch is None else batch)
-    return Workload(name, model, inputs, targets, entry.loss)
+    return Workload(name, model, (*inputs, *targets), supervised(entry.loss))
 
 
 def _advice(name: str) -> str:

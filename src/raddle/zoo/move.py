@@ -1,11 +1,14 @@
 """Moves a workload (model, example batch and loss; workload.py) to a device and a floating-point type."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from raddle.graph.arguments import Path, map_leaves
 from raddle.graph.dtypes import carries_gradient
+from raddle.graph.supervised import Loss, Supervised
 from raddle.zoo.workload import Workload
 
 
@@ -15,21 +18,27 @@ def move_workload(workload: Workload, device: str, dtype: torch.dtype | None = N
     Complex tensors get the complex type of the same precision.
     """
 
-    def move_tensors(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(t.to(device=device, dtype=_target_dtype(t, dtype)) for t in tensors)
+    def move_leaf(path: Path, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.to(device=device, dtype=_target_dtype(leaf, dtype))
 
     if device == "meta":
         _move_parameters_to_meta(workload.model)
     loss = workload.loss
-    if isinstance(loss, nn.Module):  # the loss may have tensors, such as weights of classes
-        loss = _move_module(loss, device, dtype)
+    if (module := loss_module(loss)) is not None:
+        _move_module(module, device, dtype)
     return replace(
         workload,
         model=_move_module(workload.model, device, dtype),
-        inputs=move_tensors(workload.inputs),
-        targets=move_tensors(workload.targets),
-        loss=loss,
+        batch=map_leaves(move_leaf, workload.batch),
     )
+
+
+def loss_module(loss: Loss) -> nn.Module | None:
+    """Returns the module in a loss, which may have tensors such as class weights; None: it has none."""
+    criterion = loss.criterion if isinstance(loss, Supervised) else loss
+    return criterion if isinstance(criterion, nn.Module) else None
 
 
 def _target_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:

@@ -17,6 +17,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from raddle.errors import InputError
+from raddle.graph.arguments import leaves
+from raddle.graph.supervised import Loss, supervised
 from raddle.zoo.losses import output_loss
 from raddle.zoo.workload import Workload
 
@@ -62,7 +64,7 @@ def call_function(user: UserFunction, batch: int | None) -> Workload:
     if workload is None:
         raise InputError(
             f"{user.spec} returned {_type_names(result)}: "
-            "return (module, inputs), (module, inputs, targets, loss) or a raddle.zoo.Workload."
+            "return (module, batch, loss) with loss(module, batch), (module, batch) or a zoo.Workload."
         )
     return workload
 
@@ -83,22 +85,20 @@ def _arguments(user: UserFunction, batch: int | None) -> dict[str, int]:
 def _to_workload(name: str, result: object) -> Workload | None:
     """Returns a workload from the tuple that a function returned; None if the tuple is not as expected."""
     match result:
-        case (nn.Module() as model, inputs):
+        case (nn.Module() as model, batch):
             # The function gave no loss: output_loss makes a scalar of the model's output (losses.py).
-            targets, loss = (), output_loss
-        case (nn.Module() as model, inputs, targets, loss) if callable(loss):
-            pass
+            loss: Loss = supervised(output_loss, targets=0)
+        case (nn.Module() as model, batch, given) if callable(given):
+            loss = given
+        case (nn.Module(), _, _, given) if callable(given):
+            raise InputError(
+                f"{name} returned (module, inputs, targets, loss), the former contract: return (module, "
+                "(*inputs, *targets), raddle.supervised(loss))."
+            )
         case _:
             return None
-    inputs, targets = (_as_tuple(x) for x in (inputs, targets))
-    if not inputs or not all(isinstance(x, Tensor) for x in inputs + targets):
-        return None
-    return Workload(name, model, inputs, targets, loss)
-
-
-def _as_tuple(x: object) -> tuple[Any, ...]:
-    """Returns the items of a tuple or list; a single object as a tuple of one item."""
-    return tuple(x) if isinstance(x, tuple | list) else (x,)
+    tensors = [leaf for _, leaf in leaves(batch) if isinstance(leaf, Tensor)]
+    return Workload(name, model, batch, loss) if tensors else None
 
 
 def _type_names(x: object) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from raddle.clusters import Cluster, cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
+from raddle.graph.supervised import supervised
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.message_kind import MessageKind
@@ -577,7 +578,7 @@ def test_refuses_what_does_not_fit() -> None:
 
 def test_refuses_ambiguous_local_statistics() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
-    graph = capture(model, [torch.zeros(4, 4)], loss=lambda y: y.sum())
+    graph = capture(model, (torch.zeros(4, 4),), supervised(lambda y: y.sum(), targets=0))
     for devices, bn in (("0,1", "local"), ("0,0", "global"), ("0,0", "local")):
         tiles = dict.fromkeys(("1.moments", "1"), f"n/2 @{devices}")
         if (devices, bn) != ("0,0", "local"):
@@ -602,7 +603,7 @@ class Centred(nn.Module):
 
 
 def test_refuses_a_stale_buffer() -> None:
-    graph = capture(Centred(), [torch.zeros(2, 4)], loss=lambda y: y.sum())
+    graph = capture(Centred(), (torch.zeros(2, 4),), supervised(lambda y: y.sum(), targets=0))
     reader = next(op.name for op in graph.ops if op.label == "sub")
     program = lower(graph, make_plan(graph, {reader: "@1"}, 2, steps=2))
     check(program)

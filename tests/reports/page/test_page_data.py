@@ -136,7 +136,7 @@ def lenet() -> Graph:
     from raddle import zoo
 
     w = zoo.load("lenet", batch=16)
-    return raddle.capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name)
+    return raddle.capture(w.model, w.batch, w.loss, name=w.name)
 
 
 def test_many_devices_are_cut_to_what_can_be_drawn(

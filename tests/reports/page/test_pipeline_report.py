@@ -27,7 +27,7 @@ CLUSTER, BATCH, MICROBATCHES = "p100:1x2", 10, 4
 @pytest.fixture(scope="module")
 def graph() -> Graph:
     work = zoo.load("mlp-tiny", batch=BATCH)
-    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=work.name)
+    return capture(work.model, work.batch, work.loss, name=work.name)
 
 
 def make_pipeline_plan(graph: Graph, schedule: str) -> tuple[Plan, Graph]:

@@ -14,6 +14,7 @@ from raddle.clusters import Cluster, cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan
 from raddle.searches.baselines import BASELINES
 from raddle.searches.comparison import compare, plan_and_predict
@@ -37,7 +38,9 @@ def wide() -> Graph:
         nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.Linear(2048, 8)
     )
     inputs = [torch.zeros(64, 1024, device="meta")]
-    return capture(model.to("meta"), inputs, loss=lambda y: y.square().sum(), name="wide")
+    return capture(
+        model.to("meta"), inputs, supervised(lambda y: y.square().sum(), targets=0), name="wide"
+    )
 
 
 MACHINES = ("p100:1x4", "k80:2x2", "local:2", "skylake-10gbe:4x1")
@@ -100,7 +103,7 @@ def test_it_computes_again_what_it_cannot_keep() -> None:
 
 
 def test_it_says_by_how_much_nothing_fits_and_what_would_help() -> None:
-    with pytest.raises(InputError, match=r"needs .* on device \d, which has .*devices of"):
+    with pytest.raises(InputError, match=r"needs .* on device \d, which has .*devices with"):
         plan_for(wide(), small_cards(2**20), "auto", budget=2)
 
 
@@ -111,9 +114,11 @@ def test_slow_devices_get_smaller_parts() -> None:
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
     )  # fmt: skip
     graph = capture(
-        model.to("meta"), [torch.zeros(64, 3, 64, 64, device="meta")], name="convolutions",
-        loss=lambda y: y.square().sum(),
-    )  # fmt: skip
+        model.to("meta"),
+        (torch.zeros(64, 3, 64, 64, device="meta"),),
+        supervised(lambda y: y.square().sum(), targets=0),
+        name="convolutions",
+    )
     on = mixed()
     rows = compare(graph, on, [*BASELINES, "optcnn", "auto"], settings=Settings(budget=4))
     auto = rows[-1]["step_ms"]

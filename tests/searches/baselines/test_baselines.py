@@ -29,7 +29,7 @@ TINY = [name for name in zoo.names() if name.endswith("-tiny")]
 @cache
 def captured(name: str, batch: int | None = None) -> Graph:
     w = zoo.load(name, batch=batch)
-    return capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=name)
+    return capture(w.model, w.batch, w.loss, name=name)
 
 
 def text(graph: Graph, on: Cluster, method: str, op: str) -> str:

@@ -51,7 +51,7 @@ def mixed(slow: int, fast: int) -> Cluster:
 
 def test_faster_devices_get_more() -> None:
     w = zoo.load("vgg16", batch=32)
-    graph = capture(w.model, w.inputs, targets=w.targets, loss=w.loss)
+    graph = capture(w.model, w.batch, w.loss)
     tiles = layerwise(graph, mixed(1, 1))
     convolutions = [op for op in graph.ops if op.kind == "conv2d"]
     slow = sum(tiles[op.name].devices == (0,) for op in convolutions)
@@ -60,7 +60,7 @@ def test_faster_devices_get_more() -> None:
 
 def test_layers_of_a_recurrent_network_may_be_cut_apart_and_composites_not() -> None:
     w = zoo.load("rnntc-tiny")
-    graph = capture(w.model, w.inputs, targets=w.targets, loss=w.loss)
+    graph = capture(w.model, w.batch, w.loss)
     tiles = layerwise(graph, mixed(0, 3))
     devices_of = {op.name: tiles[op.name].devices for op in graph.ops}
     assert len({devices_of[op.name] for op in graph.ops if op.composite_kind == "lstm"}) > 1

@@ -155,7 +155,7 @@ def staged(graph: Graph, plan: Plan, schedule: str) -> Plan:
 def test_alexnet_with_servers() -> None:
     """With parameter servers, the best alternative is faster than the plan, and the explanation says so."""
     w = zoo.load("alexnet", batch=64)
-    graph = capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name)
+    graph = capture(w.model, w.batch, w.loss, name=w.name)
     target = cluster("p100:1x4")
     plan = plan_for(graph, target, "data", sync="ps")
     explanation = explain_op(graph, plan, target, "classifier.1")

@@ -41,7 +41,7 @@ MACHINE = "p100:1x4"
 
 def captured(name: str, batch: int | None = None) -> Graph:
     w = zoo.load(name, batch=batch)
-    return capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name)
+    return capture(w.model, w.batch, w.loss, name=w.name)
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
@@ -119,7 +120,7 @@ class Case:
         self.module = NETS[name]().double()
         self.x, self.target = torch.randn(4, 3, 8, 8).double(), torch.arange(4) % 4
         self.loss = nn.functional.cross_entropy
-        self.graph: Graph = capture(self.module, [self.x], targets=[self.target], loss=self.loss)
+        self.graph: Graph = capture(self.module, (self.x, self.target), supervised(self.loss))
         self.network: LayerNetwork = build_network(self.graph)
         self.model: CountModel = build_count_model(self.network)
 

@@ -105,7 +105,7 @@ def workload() -> tuple[Workload, Graph]:
     for module in work.model.train().modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    return work, capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
+    return work, capture(work.model, work.batch, work.loss)
 
 
 def optimizer(parameters: list[Tensor]) -> torch.optim.Optimizer:
@@ -117,12 +117,12 @@ def test_a_run_equals_the_plain_module_and_sends_what_was_predicted(parts: int) 
     work, graph = workload()
     solution = solve(graph, parts, budget=0.5)
     program = lower(graph, Plan(solution.tiles, parts, bn="local"))
-    batch = dict(zip(graph.inputs, [*work.inputs, *work.targets], strict=True))
+    batch = dict(zip(graph.inputs, work.batch, strict=True))
     result = run_threads(program, dict(work.model.named_parameters()), optimizer, lambda key: batch)
 
     plain = copy.deepcopy(work.model)
     step = optimizer(list(plain.parameters()))
-    loss = work.loss(plain(*work.inputs), *work.targets)
+    loss = work.loss(plain, work.batch)
     loss.backward()
     step.step()
     assert result.losses == pytest.approx([loss.item()], rel=1e-9)

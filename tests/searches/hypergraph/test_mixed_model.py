@@ -15,6 +15,7 @@ from raddle.api.loading import capture_model
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.searches.hypergraph.mixed_blocks import MixedBlocks, build_blocks
@@ -47,7 +48,7 @@ class Chain(nn.Module):
 @cache
 def chain() -> tuple[Graph, MixedBlocks, MixedModel]:
     x, target = torch.zeros(8, 3, 16, 16), torch.zeros(8, dtype=torch.long)
-    graph = capture(Chain(), [x], targets=[target], loss=nn.functional.cross_entropy)
+    graph = capture(Chain(), (x, target), supervised(nn.functional.cross_entropy))
     return graph, build_blocks(graph), build_mixed_model(build_blocks(graph))
 
 

@@ -125,15 +125,7 @@ def test_the_published_cuts_of_vgg16() -> None:
 
     workload = zoo.load("vgg16", batch=32, dtype=torch.float32)
     counts = build_count_model(
-        build_network(
-            capture(
-                workload.model,
-                workload.inputs,
-                targets=workload.targets,
-                loss=workload.loss,
-                name=workload.name,
-            )
-        )
+        build_network(capture(workload.model, workload.batch, workload.loss, name=workload.name))
     )
     cut = np.zeros((16, 2), np.int64)
     cut[:6, 0], cut[6:, 1] = counts.units[:6], counts.units[6:]

@@ -28,6 +28,7 @@ from raddle.graph.box import Box
 from raddle.graph.capture import capture
 from raddle.graph.gradients import active_values, contributes_gradient, has_backward
 from raddle.graph.graph import Graph, Op
+from raddle.graph.supervised import supervised
 from raddle.plans.plan import DEFAULT_BUCKET, Plan
 from raddle.plans.tiling import Tiling
 from raddle.plans.validation import validate
@@ -413,7 +414,7 @@ def test_no_choice_costs_less(model: str, where: str, paper: bool) -> None:
 def test_no_choice_for_lenet_on_four_devices_costs_less(paper: bool) -> None:
     """All eleven million choices are added up."""
     work = zoo.load("lenet", batch=64)
-    graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
+    graph = capture(work.model, work.batch, work.loss)
     tables = build_tables(graph, cluster("p100:1x4"), paper=paper)
     assert math.prod(len(node) for node in tables.nodes) > 1e7
     chosen, solution = choose_configurations(tables)
@@ -559,7 +560,7 @@ class Layer(nn.Module):
 
 @pytest.mark.parametrize(("where", "bandwidth"), [("p100:1x4", 40e9), ("p100:4x4", 12.5e9)])
 def test_a_server_moves_parameters_twice_for_every_copy(where: str, bandwidth: float) -> None:
-    graph = capture(Layer(), [torch.zeros(64, 640)], loss=lambda y: y.sum())
+    graph = capture(Layer(), (torch.zeros(64, 640),), supervised(lambda y: y.sum(), targets=0))
     machines = cluster(where)
     count = len(machines.devices)
     tables = build_tables(graph, machines, paper=True)

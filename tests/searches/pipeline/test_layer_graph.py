@@ -19,6 +19,7 @@ from pipeline_reference import ideals
 from torch import Tensor, nn
 
 from raddle.graph.capture import capture
+from raddle.graph.supervised import supervised
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.searches.grids import batch_independent
@@ -186,7 +187,9 @@ class Late(nn.Module):
 
 
 def test_what_depends_on_no_sample_is_with_the_earliest_layer_that_reads_it() -> None:
-    layer_graph = build_layer_graph(capture(Late(), [torch.zeros(SAMPLES, WIDTH)], loss=torch.sum))
+    layer_graph = build_layer_graph(
+        capture(Late(), (torch.zeros(SAMPLES, WIDTH),), supervised(torch.sum, targets=0))
+    )
     assert layer_graph.op_names == (("arange", "mul", "a", "mul_1"), ("add", "b", "mul_2", "sum"))
     assert layer_graph.successors == ((1,), ())
 

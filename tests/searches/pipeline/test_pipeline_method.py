@@ -19,6 +19,7 @@ from raddle.clusters.topology import build_cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans import plan_file
 from raddle.plans.schedule import schedule_to_text
 from raddle.plans.schedules import named_schedule
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("thread_clock")
 @cache
 def graph_of(name: str, batch: int) -> Graph:
     work = zoo.load(name, batch=batch)
-    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=name)
+    return capture(work.model, work.batch, work.loss, name=name)
 
 
 def plan_and_simulate(
@@ -163,7 +164,7 @@ class OnePixel(nn.Module):
 def test_micro_batches_too_small_for_the_module_are_left_out() -> None:
     loss = nn.functional.cross_entropy
     inputs, targets = [torch.randn(8, 3, 32, 32)], [torch.zeros(8, dtype=torch.long)]
-    graph = capture(OnePixel(), inputs, targets=targets, loss=loss)
+    graph = capture(OnePixel(), (*inputs, *targets), supervised(loss, targets=len(targets)))
     tight = short_of_memory(cluster("v100:2"), 150_000)  # nothing fits, so everything is tried
     candidates = pipeline_candidates(graph, tight, Settings(budget=60))
     assert candidates
@@ -184,7 +185,7 @@ class Sized(nn.Module):
 
 
 def test_micro_batches_with_other_operators_are_left_out() -> None:
-    graph = capture(Sized(), [torch.zeros(4, 4)], loss=torch.sum)
+    graph = capture(Sized(), (torch.zeros(4, 4),), supervised(torch.sum, targets=0))
     candidates = pipeline_candidates(graph, cluster("p100:1x2"), Settings(budget=60))
     sizes = {c.result.pipeline.graph.batch for c in candidates if c.result.pipeline is not None}
     assert sizes == {4}
@@ -206,7 +207,7 @@ class Noisy(nn.Module):
 
 
 def test_what_may_be_random_has_no_copies_in_a_stage_of_several_devices() -> None:
-    graph = capture(Noisy(), [torch.zeros(64, 64)], loss=torch.sum)
+    graph = capture(Noisy(), (torch.zeros(64, 64),), supervised(torch.sum, targets=0))
     (noise,) = graph.opaque_ops
     candidates = pipeline_candidates(graph, cluster("p100:1x4"), Settings(budget=60))
     staged = [c.result for c in candidates if len(set(c.result.tiles["a"].devices)) > 1]

@@ -24,6 +24,7 @@ from raddle.clusters import cluster
 from raddle.costs.saved_for_backward import saved_for_backward
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph, Op
+from raddle.graph.supervised import supervised
 from raddle.plans.native_dropout import with_planned_dropout
 from raddle.plans.plan import DROPOUT_KINDS
 from raddle.program.collective_kind import Collective
@@ -608,7 +609,7 @@ def test_attention_with_dropout_equals_a_replay(devices: int, seed: int, **more:
 @cache
 def gpt_with_dropout() -> Graph:
     work = zoo.load("gpt-tiny", device="cpu", dtype=torch.float64)
-    return capture(work.model.train(), work.inputs, targets=work.targets, loss=work.loss)
+    return capture(work.model.train(), work.batch, work.loss)
 
 
 def test_native_dropout_of_attention_saves_no_weights() -> None:
@@ -622,7 +623,7 @@ def test_native_dropout_of_attention_saves_no_weights() -> None:
             return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
 
     x = torch.rand(2, 3, 64, 8)  # samples, heads, queries and keys, features
-    graph = capture(Attention(), [x], loss=lambda y: y.sum())
+    graph = capture(Attention(), (x,), supervised(lambda y: y.sum(), targets=0))
     extra: dict[str, float] = {}
     for dropout in DROPOUT_KINDS:
         plan = make_plan(graph, {}, 1, dropout=dropout)
@@ -680,7 +681,7 @@ def test_saves_what_pytorch_saves(label: str) -> None:
             return function(*(x * s for s in self.scales))
 
     x = torch.rand(2, 4, 6, 6)
-    graph = capture(Model(), [x], loss=lambda y: y.sum())
+    graph = capture(Model(), (x,), supervised(lambda y: y.sum(), targets=0))
     program = lower(graph, make_plan(graph, {}, 1))
     op = next(op for op in graph.ops if label in (op.label, op.kind) and "mul" in op.inputs[0])
     rule = saved_for_backward(program.graph, program.active, op)
@@ -707,7 +708,7 @@ def test_activations_are_what_pytorch_saves(name: str) -> None:
             for probability in ("p", "dropout"):
                 if isinstance(getattr(module, probability, None), float):
                     setattr(module, probability, 0.0)
-    graph = capture(model, work.inputs, targets=work.targets, loss=work.loss)
+    graph = capture(model, work.batch, work.loss)
     timeline = simulate(lower(graph, make_plan(graph, {}, 1)), cluster("p100:1x1"))
     last = next(op.name for op in reversed(graph.ops) if graph.loss in op.outputs)
     predicted = level(timeline, 0, last, "B") - memory_curve(timeline, 0)[1][-1]
@@ -722,6 +723,6 @@ def test_activations_are_what_pytorch_saves(name: str) -> None:
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        work.loss(model(*work.inputs), *work.targets)
+        work.loss(model, work.batch)
     real = sum(t.untyped_storage().nbytes() for p, t in saved.items() if p not in always)
     assert predicted == pytest.approx(real, rel=0.03)

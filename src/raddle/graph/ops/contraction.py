@@ -10,7 +10,8 @@ As in every file of ops/: `_x_notation` writes the index notation of an operator
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 `raise NotSplittable` makes the call an opaque operator, which is never split.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
+`declare` adds an operator kind with traits (traits.py), `b.emit` adds an operator to the graph; its
+argument `suffix` is the last part of the operator's name.
 """
 
 from __future__ import annotations

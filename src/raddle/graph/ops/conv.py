@@ -177,7 +177,8 @@ for _rank in (1, 2, 3):
         f"conv{_rank}d",
         CONV_NOTATION[_rank],
         _conv_kernel,
-        Traits(SavedTensors.INPUTS, family="conv", strided=True),  # strided: see Traits
+        # strided: windows may ignore the input's last elements
+        Traits(SavedTensors.INPUTS, family="conv", strided=True),
     )
     declare(
         f"conv_transpose{_rank}d",

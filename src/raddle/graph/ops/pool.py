@@ -12,7 +12,7 @@ As in every file of ops/: index notation is explained in graph/space.py; `_x_ker
 function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
 call into operators of the builder `b`. `A` is torch.ops.aten.
 `raise NotSplittable` makes the call an opaque operator, which is never split.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
+`declare` adds an operator kind with traits (traits.py), `b.emit` adds an operator to the graph.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ for _rank in (1, 2, 3):
         f"max_pool{_rank}d",
         POOL_NOTATION[_rank],
         _max_pool_kernel,
-        # 8 bytes for the index of each maximum; strided: see traits.py
+        # 8 bytes for the index of each maximum; strided: windows may ignore the input's last elements
         Traits(SavedTensors.INPUTS, extra_saved_bytes=8, strided=True),
     )
     declare(

@@ -5,7 +5,8 @@ dropout y[a..] = x[a..], seed[]      a..: any number of dimensions
 As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
 function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
 call into operators of the builder `b`.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
+`declare` adds an operator kind with traits (traits.py), `b.emit` adds an operator to the graph; its
+argument `suffix` is the last part of the operator's name.
 """
 
 from __future__ import annotations
@@ -55,20 +56,33 @@ def random_bits(box: Box, shape: Sequence[int], key: Tensor) -> Tensor:
     return _mix(_mix(index + key) + key)
 
 
+def random_key(seed: Tensor, stream: Tensor | int) -> Tensor:
+    """Returns the key of the random bits of an operator.
+
+    stream: a number that differs between the random operators of a model (see `next_stream`).
+    """
+    return _mix((seed.to(torch.int32) ^ stream).reshape(()))
+
+
+def second_key(key: Tensor) -> Tensor:
+    """Returns another key, for an operator that needs two random numbers for each element."""
+    return _mix(key ^ 0x5BD1E995)
+
+
 def drop(
     x: Tensor, seed: Tensor, box: Box, shape: Sequence[int], probability: float,
     stream: Tensor | int,
 ) -> Tensor:  # fmt: skip
     """Drops elements of a box of a tensor of this shape; scales the other ones by 1 / (1 - p).
 
-    stream: a number that differs between the dropouts of a model (see `next_stream`). Along a dimension
-    where the box has one element, and x has more, the mask is broadcast.
+    stream: see `random_key`. Along a dimension where the box has one element, and x has more, the mask is
+    broadcast.
     """
     # The random bits are a signed integer from -2**31 on, so the threshold is shifted by as much.
     threshold = min(round(probability * 2**32), 2**32 - 1) - 2**31
     scale = 0.0 if probability >= 1 else 1 / (1 - probability)
-    key = _mix((seed.to(torch.int32) ^ stream).reshape(()))
-    keep = random_bits(box, shape, key.to(x.device)) >= threshold
+    key = random_key(seed, stream).to(x.device)
+    keep = random_bits(box, shape, key) >= threshold
     dropped: Tensor = x * keep * scale
     return dropped
 
@@ -105,11 +119,15 @@ declare(
 
 
 def next_stream(b: Builder) -> int:
-    """Returns the number of a random stream that no dropout of the graph has yet.
+    """Returns the number of a random stream that no random operator of the graph has yet.
 
-    It follows from how many dropouts the graph has: unlike names, their order is stable.
+    It follows from how many random operators the graph has: unlike names, their order is stable.
     """
-    number = sum("stream" in op.attrs for op in b.ops)
+    return stream_of(sum("stream" in op.attrs for op in b.ops))
+
+
+def stream_of(number: int) -> int:
+    """Returns the number of the random stream of random operator `number` of a step, counted from 0."""
     return zlib.crc32(f"dropout {number}".encode()) - 2**31
 
 

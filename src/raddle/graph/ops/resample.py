@@ -5,7 +5,7 @@ interpolate   y[n c h w] = x[n c taps0(h) taps1(w)]
 As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
 function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
 call into operators of the builder `b`. `A` is torch.ops.aten.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
+`declare` adds an operator kind with traits (traits.py), `b.emit` adds an operator to the graph.
 """
 
 from __future__ import annotations

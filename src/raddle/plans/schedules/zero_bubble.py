@@ -38,8 +38,9 @@ def zb_h2(stages: int, microbatches: int) -> Schedule:
     .. .. F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 W0 W1 W2 W3 W4
 
     Differs from the paper: workers still update together at the end of a step. So a step idles as long as
-    with ZB-H1, but at its ends. The paper's idle time (P-1)(F + B - 2W) holds for F = B >= W. With
-    M < 2P - 1 some bubbles remain, and ZB-H1 can be shorter.
+    with ZB-H1, but at its ends. The paper's idle time (P-1)(F + B - 2W) is that of workers that do not
+    wait for each other at the update, and needs F = B >= W. With M < 2P - 1 some bubbles remain, and ZB-H1
+    can be shorter.
     """
     return Schedule(
         tuple(_row(s, microbatches, ahead=2 * (stages - s) - 1, lag=2 * s) for s in range(stages))

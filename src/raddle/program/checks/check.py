@@ -6,7 +6,7 @@ all steps (parameters.py), and buffers here. An instruction may use the content 
 waits for the message. Where the schedule has one action `after` another, the program has to enforce it
 (schedule_waits.py), and all devices have to enter collectives in the same order (collective_order.py). A
 program that passes cannot deadlock. The simulator starts an instruction when its dependencies (`deps`) have
-ended, a run executes the list in order: in both, instructions use the same values.
+ended, while a run executes the list in order. If a program passes, both use the same values.
 
 A docstring of a check says what must hold; the check raises InputError if it does not.
 A variant is a graph of one micro-batch size, with its tiles on certain devices; all micro-batches of this

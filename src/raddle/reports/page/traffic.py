@@ -1,6 +1,6 @@
 """Describes the traffic and the work of a step for the HTML page: by pair of devices, and by operator.
 
-Lists of numbers are stored apart from the page's JSON: `columns.add` stores a list and returns a
+Lists of numbers are stored outside of the page's JSON: `columns.add` stores a list and returns a
 description, which stands in the JSON in place of the list (columns.py).
 """
 

@@ -27,8 +27,8 @@ def show_calibration(result: Mapping[str, Any]) -> None:
         values = (f"{number[key]:.4g}" for key in ("before", "after"))
         numbers.add_row(number["name"], *values, number["note"] or number["meaning"])
     console.print(numbers)
-    if result["after"] is not None:
-        when = "after" if result["after"] else "during"
+    if result["sync_after_backward"] is not None:
+        when = "after" if result["sync_after_backward"] else "during"
         console.print(f"nearer to the measurements: gradients are sent {when} the backward")
     rows = new_table(console)
     for title in ("model", "batch", "devices", "method", "sync"):

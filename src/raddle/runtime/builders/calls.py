@@ -146,11 +146,12 @@ class CallBuilder:
     def _needed_outside(self, ops: Sequence[Op], variant: int) -> set[str]:
         """Returns the values of a segment that are used outside of it.
 
-        They are sent or returned, other segments read them, they are new contents of buffers, or the loss.
+        They are sent or returned, other segments read them, they are new contents of buffers, the loss
+        or metrics.
         """
         graph, inside = self.program.graph, {op.name for op in ops}
         computed = {o for op in ops for o in op.outputs}
-        outputs = self.program.returned_outputs
+        outputs = {*self.program.returned_outputs, *graph.metrics.values()}
         needed = {*graph.updates.values(), *outputs, graph.loss, *self._sent[variant]}
         for op in graph.ops:
             if op.name in self.segment_of[variant] and op.name not in inside:

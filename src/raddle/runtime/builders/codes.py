@@ -21,15 +21,15 @@ from raddle.runtime.builders.slot_table import SlotTable
 from raddle.runtime.code_generator import CodeGenerator
 from raddle.runtime.function_writer import GeneratedCode, Piece, TensorId
 
-# Returns a code with the function of an equal code, if there is one.
+# If there was an equal code before, returns the given one with the function of that code.
 ShareCode = Callable[[GeneratedCode], GeneratedCode]
 
 
 class CodeBuilder:
     """Generates the functions of one device.
 
-    place: the torch device that it computes on. share: returns a code with the function of an equal code,
-    if there is one, so that torch.compile compiles it once; None: functions are not compiled.
+    place: the torch device that it computes on. share: gives equal codes the same function, so that
+    torch.compile compiles it once; None: functions are not compiled.
     """
 
     def __init__(

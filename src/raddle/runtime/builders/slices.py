@@ -102,7 +102,9 @@ class SliceBuilder:
             slot, rows = -1, None
             if self.device in (*region.devices, region.server):
                 persistent = self.slot_table.persistent[name]
-                held_box, slot = next((b, s) for b, s in persistent if b.contains(region.box))
+                held_box, slot = next(
+                    (box, slot) for box, slot in persistent if box.contains(region.box)
+                )
                 rows = region.box.slices_within(held_box)[0] if region.box.shape else None
             dtype = program.graph.values[name].dtype
             slices.append(ParameterSlice(name, region, dtype, priority.get(name, 0), slot, rows))

@@ -14,10 +14,13 @@ from raddle.runtime.actions import (
     Backward,
     Forward,
     RecordLoss,
+    RecordMetric,
     Send,
     StartGather,
     UpdateBuffers,
 )
+
+SlotUser = Forward | Send | AwaitMessage | UpdateBuffers | RecordLoss | RecordMetric
 
 
 def mark_dead_slots(actions: Sequence[Action], live: Collection[int]) -> None:
@@ -27,7 +30,7 @@ def mark_dead_slots(actions: Sequence[Action], live: Collection[int]) -> None:
     """
     read_later = set(live)  # slots that later actions use, or that always stay
     for action in reversed(actions):
-        if isinstance(action, Forward | Send | AwaitMessage | UpdateBuffers | RecordLoss):
+        if isinstance(action, SlotUser):
             for slot in _slots_of(action):
                 if slot not in read_later:
                     read_later.add(slot)
@@ -52,7 +55,7 @@ def mark_releases(actions: Sequence[Action], slots: Collection[int]) -> None:
             used_later |= used_here
 
 
-def _slots_of(action: Forward | Send | AwaitMessage | UpdateBuffers | RecordLoss) -> Iterable[int]:
+def _slots_of(action: SlotUser) -> Iterable[int]:
     """Returns the slots that an action reads or fills, without weights and without gradient messages."""
     if isinstance(action, Forward):
         call = action.call
@@ -64,7 +67,7 @@ def _slots_of(action: Forward | Send | AwaitMessage | UpdateBuffers | RecordLoss
     if isinstance(action, UpdateBuffers):
         piece_slots = [slot for _, pieces in action.partial_updates for _, slot in pieces]
         return [*(slot for _, slot in action.full_updates), *piece_slots]
-    if isinstance(action, RecordLoss):
+    if isinstance(action, RecordLoss | RecordMetric):
         return [action.slot]
     message = action.receive if isinstance(action, AwaitMessage) else action
     return [s for part in message.parts for s in part.slots] if message.delivery.fills_slots else []

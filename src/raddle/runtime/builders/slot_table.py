@@ -10,6 +10,7 @@ Example, on device 1 of 2 with data parallelism (a box is written as the range o
 
     parameter "0.weight", box [0:6 0:4]     slot 0, the whole weight
     parameter "0.bias",   box [0:6]         slot 1
+    ...                                     slots 2 and 3, the parameters of the next layer
     input "input",        box [4:8 0:4]     slot 4, the samples 4 to 7
 """
 

@@ -25,9 +25,10 @@ class Losses:
         self.transport, self.store = transport, store
         self.sizes = program.micro_batch_sizes  # samples of each micro-batch
         self.steps = program.plan.steps if is_asynchronous(program.plan) else 1  # of one run
-        self.dtype = program.graph.values[program.graph.loss or ""].dtype
+        loss = program.graph.loss  # None: of a program that computes outputs alone
+        self.dtype = torch.float32 if loss is None else program.graph.values[loss].dtype
         # For each variant (how some micro-batches run: their size, their devices), who computes the loss.
-        loss_devices = {v.loss_devices for v in program.variants}
+        loss_devices = {v.loss_devices for v in program.variants} if loss else set()
         self.on_all_ranks = all(len(devices) == transport.size for devices in loss_devices)
         # With replicated pipelines, several ranks have the losses of different micro-batches.
         self.broadcasters = sorted({devices[0] for devices in loss_devices})

@@ -4,7 +4,7 @@ The gradients of a block are packed into one flat buffer and reduce-scattered; t
 shards at the end of the step; the parameters of a block are gathered in one flat buffer. With ZeRO-2 this
 happens after the update, and the next forward waits for it; with ZeRO-3 before each use. If shards have
 replicas on other ranks (HSDP), the sums of a block are all-reduced over them after its reduce-scatter. A
-block is some operators whose parameters share a buffer; ShardedBlock (actions.py) draws the buffer.
+block is some operators whose parameters share a buffer; ShardedBlock (actions.py) has a picture of it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ShardedParameterUpdater(ParameterUpdater):
         """Makes the views that the optimizer updates; called when parameters are in their slots."""
         slots = self.store.slots
         for view in self.views:
-            slots[view.source.slot] = nn.Parameter(slots[view.slot].detach()[view.rows])
+            slots[view.shard.slot] = nn.Parameter(slots[view.parameter_slot].detach()[view.rows])
 
     def begin(self, *, updating: bool) -> None:
         self._updating = updating
@@ -184,10 +184,12 @@ class ShardedParameterUpdater(ParameterUpdater):
         with torch.no_grad():
             for region in block.regions:
                 if region.slot in gather.slots:
-                    gathered = region.slot in store.gathered.by_slot
+                    # ZeRO-3: the full parameter has memory only while it is used, so it is allocated
+                    # here. ZeRO-2: the parameter in the slot is overwritten.
+                    is_temporary = region.slot in store.gathered.by_slot
                     target = (
                         store.gathered.allocate(region.slot)
-                        if gathered
+                        if is_temporary
                         else store.slots[region.slot].data
                     )
                     _read_parts(

@@ -4,7 +4,7 @@
    timed for a single step.
 2. Markov chains (flexflow/multi_chain.py) improve the fastest starts.
 3. The fastest candidates are simulated for several steps, with their memory. The fastest that fits is the
-   result. Baselines that could be faster are simulated too: none that fits is faster than the result.
+   result. Baselines that could be faster are simulated too, so no baseline that fits is faster than it.
 4. If nothing fits, activations are recomputed (recompute_to_fit.py). If that does not help either, and no
    pipeline fits, the search raises an error.
 5. A pipeline (searches/pipeline) is taken if it is faster, or if nothing else fits.

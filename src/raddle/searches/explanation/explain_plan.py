@@ -204,9 +204,11 @@ def _bound(
     bound = lower_bound(
         in_precision(graph, plan.parsed_precision), cluster, optimizer=plan.optimizer
     )
+    # A plan uses one device alone or sends a message. So the bound is the largest of `work`, `path` and the
+    # smaller of `message` and `alone`.
     parts = {
         "work": bound.work,  # all work, divided evenly
-        "path": bound.path,  # overheads of the longest chain of operators
+        "path": bound.path,  # overheads of the longest chain of operators (not the critical path)
         "message": bound.message,  # latency of one message
         "alone": bound.one_device,  # all work on the fastest device
     }

@@ -5,10 +5,10 @@ It serves a lower bound on the volume of *coarse* partitions, in which every fil
 those of the next. A *dense* reader of a map is a layer: a part that has units of it needs all units of the
 map. An *elementwise* reader is an operator such as an add: a part that has unit i of it needs unit i of the
 map (network.py). A *column* is the number of units (filters) of each layer in one part (counts.py). Its
-cost is what the part receives of feature *maps*, in elements, less the prices of its units and of the
-layers that it has units of (their *presence*): a price is paid to the part. Dynamic programming finds the
-minimum: a *sweep* over the layers from the last to the first. The state of the sweep is the work used so
-far, in *cells* (equal amounts of work), and one bit
+cost is the elements of feature maps that the part receives, less the prices that it earns: one for each
+unit that it has, and one for each layer of which it has a unit (the price of the layer's *presence*).
+Dynamic programming finds the minimum: a *sweep* over the layers from the last to the first. The state of
+the sweep is the work used so far, in *cells* (equal amounts of work), and one bit
 
     per map     whether the part has units of a dense reader of the map: if so, it pays for all units of the
                 map, and each unit that it has itself saves its own elements

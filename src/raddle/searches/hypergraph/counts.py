@@ -61,7 +61,7 @@ class CountModel(NamedTuple):
 
 
 def build_count_model(network: LayerNetwork, work: Any = None) -> CountModel:
-    """Returns the arrays of a network; work: of each layer, by default its operations in a forward."""
+    """Returns the arrays of a network; work: of each layer, by default the FLOPs of its forward."""
     units = np.array([layer.units for layer in network.layers], np.int64)
     layer_work = [layer.flops for layer in network.layers] if work is None else work
     pieces = [[piece.layer for piece in v.pieces] for v in network.maps]

@@ -86,9 +86,10 @@ def place_operators(
     layouts: Sequence[ChannelLayout],
     given_tiles: Mapping[str, Tiling] | None = None,
 ) -> Tiles:
-    """Returns the tiles of all operators. layouts: of the units, by layer; given_tiles: kept as they are.
+    """Returns the tiles of all operators.
 
-    An operator with pieces is split by channel, as the units of its pieces are. A view without pieces is
+    layouts: of the units, by layer. given_tiles: of operators with pieces; they are kept as they are. Any
+    other operator with pieces is split by channel, as the units of its pieces are. A view without pieces is
     computed where it is read. Any other operator without pieces runs on the last part of the operator
     before.
     """

@@ -1,4 +1,4 @@
-"""Computes the work of each layer: operations, time, both, or numbers from a file.
+"""Computes the work of each layer: FLOPs, time, both, or numbers from a file.
 
 A partition gives each part (device) about the same work, or its share of it. A layer is all operators that
 share a weight (network.py). In the option `--weights` of `raddle partition`, and in error messages, a

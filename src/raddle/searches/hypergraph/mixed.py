@@ -68,7 +68,7 @@ class MixedSolution:
     tiles: Tiles
     volume_bytes: int  # that cross devices in a step
     bytes: Mapping[str, int]  # the same bytes by purpose (searches/purposes.py)
-    work: tuple[int, ...]  # operations of a forward, by part
+    work: tuple[int, ...]  # FLOPs of a forward, by part
     imbalance: float  # the largest ratio of a part's work to its share of all work
     seconds: float  # that the search took
     start: str  # name of the start, baseline or given plan that led to it
@@ -125,7 +125,7 @@ class MixedCandidate(NamedTuple):
     name: str  # of the start, baseline or given plan that led to it
     tiles: Tiles
     bytes: Mapping[str, int]  # that cross devices in a step, by purpose
-    work: list[int]  # operations of a forward, by part
+    work: list[int]  # FLOPs of a forward, by part
     imbalance: float  # the largest ratio of a part's work to its share of all work
     state: MixedState | None  # None: a baseline or a given plan
 

@@ -33,7 +33,7 @@ class CoolingSchedule(NamedTuple):
     steps: int
     hot: float  # first temperature, bytes
     cold: float  # last temperature, bytes
-    price: float  # bytes per operation above the balance
+    price: float  # bytes per FLOP above the balance
 
 
 class CostedState(NamedTuple):
@@ -71,7 +71,7 @@ def anneal(
     old = CostedState(
         axis.copy(), np.zeros_like(x), np.zeros(len(m.nbytes)), np.zeros(blocks), np.zeros(parts)
     )
-    # Counts everything; -2 is no step, so that no value counts as done.
+    # Counts all values: none of them has been counted in a step with the number -2.
     _recount(m, new, old, 0, blocks, scratch, counted_in_step, -2)
     _copy_run(new, old, 0, blocks)
     current, current_overload = (

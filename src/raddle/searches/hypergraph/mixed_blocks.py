@@ -47,7 +47,7 @@ class MixedBlock:
     groups: tuple[Group, ...]
     axes: tuple[str, ...]  # letters along which the block can be split
     units: tuple[int, ...]  # by axis: the number of units
-    work: int  # operations of its layers in a forward
+    work: int  # FLOPs of its layers in a forward
     contiguous: tuple[bool, ...]  # by axis: each part must have one range, in the order of parts
 
     @property
@@ -79,7 +79,7 @@ class MixedBlocks:
         return placed
 
     def work(self, tilings: Mapping[str, Tiling], parts: int) -> list[int]:
-        """Returns the operations of the layers in a forward, by part."""
+        """Returns the FLOPs of the layers in a forward, by part."""
         part_work = [0] * parts
         for op in self.graph.ops:
             if op.name in self.layer_ops:
@@ -91,7 +91,7 @@ class MixedBlocks:
 def build_blocks(graph: Graph) -> MixedBlocks:
     """Builds the blocks of a graph."""
     all_groups = find_groups(graph)
-    # Operations in a forward, by name of the operator; only operators of layers (network.py)
+    # FLOPs of a forward, by name of the operator; only of operators of layers (network.py)
     flops = {
         name: work(op, op.space.full).flops
         for layer in build_network(graph).layers

@@ -60,7 +60,7 @@ class MixedModel(NamedTuple):
     axis_count: Array  # by block
     letter: Array  # [block, axis] the letter of the axis as a number
     units: Array  # [block, axis]
-    work: Array  # by block: operations in a forward
+    work: Array  # by block: FLOPs of a forward
     replicated_bytes: Array  # [block, axis] bytes of weights that every part with units holds
     nbytes: Array  # by value, with its gradient
     # For each value: bytes of one partial result; negative if it is so small that every part sums it itself

@@ -161,7 +161,7 @@ def normalize_state(blocks: MixedBlocks, state: MixedState, shares: Array) -> Mi
 
 
 def part_work(m: MixedModel, state: MixedState) -> Sequence[float]:
-    """Returns the operations of the layers in a forward, by part."""
+    """Returns the FLOPs of the layers in a forward, by part."""
     units = np.take_along_axis(m.units, state.axis[:, None], axis=1)
     work: Array = (m.work[:, None] * state.x / units).sum(axis=0)
     return [float(w) for w in work]

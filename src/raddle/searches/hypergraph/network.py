@@ -286,8 +286,8 @@ def _num_elements(graph: Graph, value: str) -> int:
 def merge_layers(network: LayerNetwork, ops: Collection[str]) -> LayerNetwork:
     """Returns the network with each layer of the given operators as a single unit.
 
-    The thesis (docs/papers.md) treats fully connected layers so. A layer whose map is concatenated with
-    others is unchanged.
+    The thesis (docs/papers.md) makes each fully connected layer a single unit. A layer whose map is
+    concatenated with others is unchanged.
     """
     concatenated = {p.layer for v in network.maps if len(v.pieces) > 1 for p in v.pieces}
     merged = {

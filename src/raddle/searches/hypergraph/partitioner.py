@@ -71,7 +71,7 @@ class PartitionResult:
     method: str
     parts: int
     tiles: Tiles
-    work: Array  # by part, in the unit of Partitioner's `work`; of a mixed partition always operations
+    work: Array  # by part, in the unit of Partitioner's `work`; of a mixed partition always FLOPs
     sent_elements: Mapping[str, int]  # in a forward, by name of the value that is sent
     received_elements: Array  # in a forward, by part
     volume_bytes: int  # in a step: forward, backward and synchronisation of parameters
@@ -94,7 +94,7 @@ class PartitionResult:
 class Partitioner:
     """Partitions one graph by any method.
 
-    work: of each layer, which the methods balance over the parts; by default the operations in a forward.
+    work: of each layer, which the methods balance over the parts; by default the FLOPs of a forward.
     connected_as_one: each fully connected layer is one unit, as in the thesis (docs/papers.md).
     """
 

@@ -81,15 +81,15 @@ def _bounding_volume(low: Array, high: Array, a: int, count: int, x: int) -> flo
 def fill_seconds(
     need_lo: Array, need_hi: Array, held_lo: Array, held_hi: Array,
     node_lo: Array, node_hi: Array, box_counts: Array,
-    start: Array, single_node: bool, link: Array, network: Array, width: float, diagonal_only: bool,
+    start: Array, single_node: bool, link: Array, network: Array, element_bytes: float, diagonal_only: bool,
     out: Array,
 ) -> None:  # fmt: skip
     """Writes into out[i, j] the seconds of the slowest link. diagonal_only: only for i == j.
 
     need_*, held_*: boxes of devices [r, d, configuration]; node_*: boxes of nodes [r, a, k, i], with
     box_counts [a, i] of them. start: [a], first device of a node. link, network: [a, (seconds per byte,
-    latency, shared)]; shared: 1 if the devices of the node share it, else 0. width: bytes of an element.
-    single_node: the cluster has only one node, so that every needed element is inside of it.
+    latency, shared)]; shared: 1 if the devices of the node share it, else 0. single_node: the cluster has
+    only one node, so that every needed element is inside of it.
     """
     # readers, producers: the number of configurations of their groups
     dims, _, readers = need_lo.shape
@@ -148,9 +148,11 @@ def fill_seconds(
                     from_node[j] += in_node[j] - local[j]
                     from_others[j] += sizes[first + j] - in_node[j]
                 if last or link[a, 2] == 0:
-                    _close_link(inside[i, :widest], link[a, 0] * width, link[a, 1], out[i])
+                    _close_link(inside[i, :widest], link[a, 0] * element_bytes, link[a, 1], out[i])
                 if not single_node and (last or network[a, 2] == 0):
-                    _close_link(outside[i, :widest], network[a, 0] * width, network[a, 1], out[i])
+                    _close_link(
+                        outside[i, :widest], network[a, 0] * element_bytes, network[a, 1], out[i]
+                    )
 
 
 # Comparisons instead of max and min: with Python's max and min, numba does not vectorise the loops.

@@ -43,7 +43,7 @@ class ParameterRead(NamedTuple):
     layout: MemberLayout  # of the member
     operand: int  # which operand of the member it is
     # Bytes of an element, divided by the number of groups that read the parameter: each counts its part.
-    width: float
+    element_bytes: float
 
 
 class _Rings(NamedTuple):
@@ -77,7 +77,7 @@ class SyncTimes:
         for read in reads:
             key = _holders_key(read)
             earlier_bytes = by_holders[key][1] if key in by_holders else 0.0
-            by_holders[key] = read, read.width * _elements(read) + earlier_bytes
+            by_holders[key] = read, read.element_bytes * _elements(read) + earlier_bytes
         total = np.zeros(len(reads[0].layout.present))
         for key, (read, nbytes) in by_holders.items():
             if key not in self.rings_cache:
@@ -150,16 +150,16 @@ class SyncTimes:
         """
         lattice = reads[0].layout.lattice
         nbytes = np.zeros(len(lattice.total))
-        for layout, operand, width in reads:
+        for layout, operand, element_bytes in reads:
             need = layout.needs[operand]
             elements = np.where(need.present, volume(need.ranges, {}), 0.0).sum(axis=1)
             # Devices outside of the sample count as much as sampled ones.
             sampled = np.maximum(need.present.sum(axis=1), 1)
             count = (
-                share_numbers(ParameterRead(layout, operand, width), self.all_devices) >= 0
+                share_numbers(ParameterRead(layout, operand, element_bytes), self.all_devices) >= 0
             ).sum(axis=1)
             # server_bytes(1, 1): for one device and one byte
-            nbytes += server_bytes(1, 1) * elements * width * (count / sampled)
+            nbytes += server_bytes(1, 1) * elements * element_bytes * (count / sampled)
         # [x]: the node of the last device
         node = np.array([d.node for d in self.cluster.devices])[lattice.total - 1]
         seconds_per_byte = np.array([self._rate(int(last)) for last in range(self.cluster.nodes)])

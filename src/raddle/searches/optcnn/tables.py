@@ -256,12 +256,14 @@ def _sync_seconds(
         for m, layout in zip(group.members, group_layouts, strict=True):
             for operand, name in enumerate(m.op.inputs):
                 if name in readers:
-                    width = graph.values[name].dtype.itemsize / readers[name]
+                    element_bytes = graph.values[name].dtype.itemsize / readers[name]
                     reads[name, layout.needs[operand].ranges] = ParameterRead(
-                        layout, operand, width
+                        layout, operand, element_bytes
                     )
         group_reads = list(reads.values())
-        key = tuple((id(layout), operand, width) for layout, operand, width in group_reads)
+        key = tuple(
+            (id(layout), operand, element_bytes) for layout, operand, element_bytes in group_reads
+        )
         if key and key not in cache:
             cache[key] = seconds_of(group_reads)
         seconds.append(cache[key] if key else np.zeros(len(group_layouts[0].present)))

@@ -113,7 +113,7 @@ class TileTimes:
     # -- tile by tile, once for each shape -------------------------------------------------------
 
     def _seconds_by_shape(self, op: Op, layout: MemberLayout, phases: str) -> Array:
-        """Returns [x, d]: seconds of operators whose kind has its own count of operations.
+        """Returns [x, d]: seconds of operators whose kind has a FLOP count of its own.
 
         ComputeCosts.seconds is called once for each different shape of tile. phases: "F" (forward only) or
         "FB" (forward and backward).

@@ -158,41 +158,46 @@ def merged_slices(device_boxes: Boxes, rank: Array, count: Array) -> Boxes:
 # -- from boxes to seconds -----------------------------------------------------------------------
 
 
-def transfer_matrix(links: ReceiveLinks, held: HeldBoxes, need: Boxes, width: float) -> Array:
+def transfer_matrix(
+    links: ReceiveLinks, held: HeldBoxes, need: Boxes, element_bytes: float
+) -> Array:
     """Returns [i, j]: seconds until all devices have what they need, for all pairs of configurations.
 
-    held: what the producer's devices hold. need: what the reader's devices need. width: bytes per element.
+    held: what the producer's devices hold. need: what the reader's devices need.
     """
     if need.lo.shape[2] < FEW_READERS:
-        return _seconds(links, held, need, width, diagonal_only=False)
+        return _seconds(links, held, need, element_bytes, diagonal_only=False)
     # Configurations on many devices come first. So the loop of fill_seconds can stop, for each device,
     # after the last configuration in which the device needs anything.
     order = np.argsort(-(need.hi[0] > need.lo[0]).sum(axis=0), kind="stable")
     lo, hi = np.take(need.lo, order, axis=2), np.take(need.hi, order, axis=2)
-    reordered = _seconds(links, held, Boxes(lo, hi, need.fixed), width, diagonal_only=False)
+    reordered = _seconds(links, held, Boxes(lo, hi, need.fixed), element_bytes, diagonal_only=False)
     out = np.empty_like(reordered)
     out[:, order] = reordered
     return out
 
 
-def transfer_diagonal(links: ReceiveLinks, held: HeldBoxes, need: Boxes, width: float) -> Array:
+def transfer_diagonal(
+    links: ReceiveLinks, held: HeldBoxes, need: Boxes, element_bytes: float
+) -> Array:
     """Returns [x]: transfer_matrix between two members of one group, which share their configuration."""
-    return _seconds(links, held, need, width, diagonal_only=True).diagonal()
+    return _seconds(links, held, need, element_bytes, diagonal_only=True).diagonal()
 
 
 def _seconds(
-    links: ReceiveLinks, held: HeldBoxes, need: Boxes, width: float, *, diagonal_only: bool
+    links: ReceiveLinks, held: HeldBoxes, need: Boxes, element_bytes: float, *, diagonal_only: bool
 ) -> Array:
     """Returns [i, j]: calls the JIT-compiled loop, without the dimensions that are never split.
 
-    The sizes of those dimensions multiply the width. diagonal_only: compute only the entries with i == j.
+    The sizes of those dimensions multiply the bytes of an element. diagonal_only: compute only the entries
+    with i == j.
     """
     lo, hi, fixed = held.boxes
-    keep, width = [], float(width)
+    keep, element_bytes = [], float(element_bytes)
     for r, both in enumerate(zip(fixed, need.fixed, strict=True)):
         if all(both):
             first, last = max(lo[r, 0, 0], need.lo[r, 0, 0]), min(hi[r, 0, 0], need.hi[r, 0, 0])
-            width *= max(0.0, last - first)
+            element_bytes *= max(0.0, last - first)
         else:
             keep.append(r)
     sides = (need.lo, need.hi, lo, hi, held.lo, held.hi)
@@ -200,6 +205,7 @@ def _seconds(
     out = np.zeros((lo.shape[2], need.lo.shape[2]), np.float32)
     fill_seconds(
         sides_kept[0], sides_kept[1], sides_kept[2], sides_kept[3], sides_kept[4], sides_kept[5],
-        held.counts, links.start, links.single_node, links.inside, links.outside, width, diagonal_only, out,
+        held.counts, links.start, links.single_node, links.inside, links.outside, element_bytes,
+        diagonal_only, out,
     )  # fmt: skip
     return out

@@ -114,7 +114,8 @@ def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
     if not candidates:
         raise InputError(f"no pipeline was found for '{graph.name}' on '{cluster.name}'.")
     rows = tuple(c.row() for c in candidates)
-    # stopped: why the search ended; a pipeline search has only this reason.
+    # start: the candidate that became the plan. stopped: why the search ended. A pipeline search always
+    # says "candidates" (all were tried), even if its time budget ended it earlier.
     return replace(candidates[0].result, start=candidates[0].name, stopped="candidates", tried=rows)
 
 

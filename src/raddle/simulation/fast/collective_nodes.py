@@ -12,7 +12,6 @@ rings has one ring for each group of devices that hold the same part of a parame
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from raddle.costs.collectives import fastest_seconds
 from raddle.costs.host_overhead import collective_member_seconds
@@ -25,9 +24,10 @@ from raddle.simulation.fast.arrays import (
     StepDag,
 )
 from raddle.simulation.fast.nodes import add_arrival, add_device_time, add_edge, add_node
+from raddle.simulation.heaps import allocates_nothing
 
 
-@njit(cache=True)
+@allocates_nothing
 def add_collective(
     dag: StepDag, used: Array, rings: Rings, overhead: HostOverhead, g: int, predecessor: Array,
     delay: Array, amounts: Array, progress: DeviceProgress, arrival: Array, after_row: int,

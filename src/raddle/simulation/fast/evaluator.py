@@ -4,7 +4,9 @@ An evaluator holds the tiles of a plan; a move gives some operators other tiles.
 messages are stored as rows, for example (device, nanoseconds) of a computation; a slot points to the rows
 of one instruction (arrays.py). A move builds only the rows that it affects, and rows that were built before
 come from a cache. Then one JIT-compiled function assembles the step from the rows and simulates it
-(kernel.py).
+(kernel.py). A loss may be *replicated*: every device that has a part of it receives all parts, merges them
+by itself and computes the following operators, so that it can start its backward
+(program/replicated_loss.py). Whether it is depends on the tiles, so a move may change it.
 
     evaluator = Evaluator(graph, cluster, plan)
     undo = evaluator.move({"conv1": tiling})
@@ -168,11 +170,11 @@ class Evaluator:
             self.store,
         )
         fused = self.composites.is_fused(i)  # it runs in one PyTorch call with other operators
-        slot = self.compute_rows.run_rows(store, op, tiled, "F", fused)
-        plan_rows.set_slot(undo, store, plan_rows.slots.forward, i, slot, store.computes)
+        rows = self.compute_rows.run_rows(store, op, tiled, "F", fused)
+        plan_rows.set_slot(undo, store, plan_rows.slots.forward, i, rows, store.computes)
         if has_backward(op, self.index.active):
-            slot = self.compute_rows.run_rows(store, op, tiled, "B", fused)
-            plan_rows.set_slot(undo, store, plan_rows.slots.backward, i, slot, store.computes)
+            rows = self.compute_rows.run_rows(store, op, tiled, "B", fused)
+            plan_rows.set_slot(undo, store, plan_rows.slots.backward, i, rows, store.computes)
 
     def _update_merge(self, undo: Undo, i: int) -> bool:
         """Updates the merge of an operator's partial results; returns whether it changed."""

@@ -11,9 +11,8 @@ from __future__ import annotations
 from types import FunctionType, ModuleType
 from typing import Any
 
-from numba import njit
-
 from raddle.program import step_script
+from raddle.simulation.heaps import allocates_nothing
 
 
 def jit_module(module: ModuleType) -> dict[str, Any]:
@@ -24,7 +23,7 @@ def jit_module(module: ModuleType) -> dict[str, Any]:
     scope = dict(vars(module))
     for name, function in vars(module).items():
         if isinstance(function, FunctionType) and function.__module__ == module.__name__:
-            scope[name] = njit(cache=True)(FunctionType(function.__code__, scope, name))
+            scope[name] = allocates_nothing(FunctionType(function.__code__, scope, name))
     return scope
 
 

@@ -12,6 +12,8 @@ that both loops agree to the nanosecond.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
@@ -26,9 +28,23 @@ from raddle.simulation.fast.arrays import (
     Array,
     StepDag,
 )
-from raddle.simulation.waiting import add_ready, nobody_waits, take_next
+from raddle.simulation.heaps import allocates_nothing
+from raddle.simulation.waiting import Waiting, add_ready, nobody_waits, take_next
 
 OVER_LIMIT = -1  # result: the step takes longer than the limit
+
+
+class NodeState(NamedTuple):
+    """What the loop keeps about nodes and resources."""
+
+    # successors of node n are successor[pointer[n]:pointer[n + 1]], with their delays in `delay`
+    pointer: Array
+    successor: Array
+    delay: Array
+    waits_left: Array  # by node: how many others it still waits for
+    ready: Array  # by node: when all that it waits for has ended
+    stack: Array  # ready nodes without resources
+    load_left: Array  # by resource: nanoseconds of work that has not started
 
 
 @njit(cache=True)
@@ -41,30 +57,51 @@ def run_dag(
     load: by resource, its total busy nanoseconds; tails: by device, its last stretch and the nanoseconds in
     it; counts[2] is set to the number of simulated nodes.
     """
-    # successors of node n are successor[pointer[n]:pointer[n + 1]], with their delays in `delay`
-    pointer = np.zeros(node_count + 1, np.int32)
-    waits_left = np.zeros(node_count, np.int32)  # by node: how many others it still waits for
-    nodes, edges = dag.nodes, dag.edges
+    state = NodeState(
+        np.zeros(node_count + 1, np.int32), np.empty(edge_count, np.int32),
+        np.empty(edge_count, np.int64), np.zeros(node_count, np.int32), np.zeros(node_count, np.int64),
+        np.empty(node_count + 1, np.int32), load.copy(),
+    )  # fmt: skip
+    next_free = np.empty(node_count + 1, np.int32)
+    _sort_edges(node_count, edge_count, dag.edges, state, next_free)
+    waiting = nobody_waits(node_count, len(load))
+    total = _run_nodes(node_count, dag.nodes, load, limit, state, waiting, counts)
+    if total == OVER_LIMIT:
+        return OVER_LIMIT
+    for d in range(devices):
+        total = max(total, state.ready[tails[d, 0]] + tails[d, 1])
+    return OVER_LIMIT if total > limit else total
+
+
+@allocates_nothing
+def _sort_edges(
+    node_count: int, edge_count: int, edges: Array, state: NodeState, next_free: Array
+) -> None:
+    """Sorts the edges by the node that they leave; next_free: room for a number a node."""
+    pointer, waits_left = state.pointer, state.waits_left
     for e in range(edge_count):
         pointer[edges[e, 0] + 1] += 1
         waits_left[edges[e, 1]] += 1
     for n in range(node_count):
         pointer[n + 1] += pointer[n]
-    next_free = pointer.copy()
-    successor = np.empty(edge_count, np.int32)
-    delay = np.empty(edge_count, np.int64)
+        next_free[n] = pointer[n]
     for e in range(edge_count):
         k = next_free[edges[e, 0]]
         next_free[edges[e, 0]] += 1
-        successor[k], delay[k] = edges[e, 1], edges[e, 2]
-    ready = np.zeros(node_count, np.int64)  # by node: when all that it waits for has ended
-    load_left = load.copy()  # by resource: nanoseconds of work that has not started
+        state.successor[k], state.delay[k] = edges[e, 1], edges[e, 2]
+
+
+@allocates_nothing
+def _run_nodes(
+    node_count: int, nodes: Array, load: Array, limit: int, state: NodeState, waiting: Waiting,
+    counts: Array,
+) -> int:  # fmt: skip
+    """Runs all nodes; returns when the last one has ended, or OVER_LIMIT. The arguments: see `run_dag`."""
+    pointer, successor, delay, waits_left, ready, stack, load_left = state
     durations, latencies, urgencies = nodes[:, DURATION], nodes[:, LATENCY], nodes[:, URGENCY]
     firsts, seconds = nodes[:, FIRST_RESOURCE], nodes[:, SECOND_RESOURCE]
-    waiting = nobody_waits(node_count, len(load))
-    stack = np.empty(node_count + 1, np.int32)  # ready nodes without resources
-    # depth: of the stack; total: the latest end so far; count: simulated nodes
-    depth, total, count = 0, 0, 0
+    # depth: of the stack; total: the latest end so far
+    depth, total = 0, 0
     for n in range(node_count):
         if waits_left[n] == 0:
             if firsts[n] < 0 and seconds[n] < 0:
@@ -80,26 +117,23 @@ def run_dag(
         else:
             node, begin, _ = take_next(waiting, durations, firsts, seconds, urgencies)
             if node < 0:
-                break
-        count += 1
+                return total
+        counts[2] += 1
         duration, first, second = durations[node], firsts[node], seconds[node]
         finish = begin + duration
         if first >= 0:
             load_left[first] -= duration
             if finish + load_left[first] > limit:
-                counts[2] = count
                 return OVER_LIMIT
         if second >= 0:
             load_left[second] -= duration
             if finish + load_left[second] > limit:
-                counts[2] = count
                 return OVER_LIMIT
         d = nodes[node, DEVICE]
         if d >= 0:
             ready[node] = begin  # the start of a stretch, for `tails`
             # The device has more to compute from this stretch on than time until the limit.
             if begin + load[d] - nodes[node, BUSY_BEFORE] > limit:
-                counts[2] = count
                 return OVER_LIMIT
         finish += latencies[node]  # when a message has arrived
         total = max(total, finish)
@@ -112,13 +146,4 @@ def run_dag(
                     stack[depth] = other
                     depth += 1
                 else:
-                    add_ready(
-                        waiting,
-                        ready[other],
-                        urgencies[other],
-                        other,
-                    )
-    counts[2] = count
-    for d in range(devices):
-        total = max(total, ready[tails[d, 0]] + tails[d, 1])
-    return OVER_LIMIT if total > limit else total
+                    add_ready(waiting, ready[other], urgencies[other], other)

@@ -37,6 +37,7 @@ from raddle.simulation.fast.arrays import (
     DeviceProgress,
     StepDag,
 )
+from raddle.simulation.heaps import allocates_nothing
 
 NO_ROOM = -(10**9)  # used[0] when the arrays of the dag are full
 
@@ -77,7 +78,7 @@ def add_edge(dag: StepDag, used: Array, source: int, target: int, delay: int) ->
         used[1] = number + 1
 
 
-@njit(cache=True)
+@allocates_nothing
 def await_arrival(
     dag: StepDag, used: Array, arrival: int, d: int, progress: DeviceProgress
 ) -> None:
@@ -103,7 +104,7 @@ def await_arrival(
         progress.receive_overhead[d] += dag.nodes[arrival, RECEIVE_OVERHEAD]
 
 
-@njit(cache=True)
+@allocates_nothing
 def add_compute(dag: StepDag, used: Array, d: int, ns: int, progress: DeviceProgress) -> None:
     """Adds the next task of device d, which takes `ns` plus the overhead of messages that it receives."""
     ns += progress.receive_overhead[d]
@@ -112,7 +113,7 @@ def add_compute(dag: StepDag, used: Array, d: int, ns: int, progress: DeviceProg
     progress.last_compute[d] = progress.stretch[d]
 
 
-@njit(cache=True)
+@allocates_nothing
 def add_device_time(dag: StepDag, used: Array, d: int, ns: int, progress: DeviceProgress) -> None:
     """Lets device d be busy for `ns` nanoseconds, after all that it has done so far."""
     if progress.fold:
@@ -124,14 +125,14 @@ def add_device_time(dag: StepDag, used: Array, d: int, ns: int, progress: Device
         progress.stretch[d], progress.offset[d] = node, 0
 
 
-@njit(cache=True)
+@allocates_nothing
 def add_unordered_task(dag: StepDag, used: Array, d: int, ns: int, progress: DeviceProgress) -> int:
     """Adds a task of device d outside of its order; returns its node. It runs when the device is free."""
     progress.load[d] += ns
     return int(add_node(dag, used, ns, d, -1, -1, 0))
 
 
-@njit(cache=True)
+@allocates_nothing
 def add_messages(
     dag: StepDag, used: Array, arena: Arena, begin: int, count: int, predecessor: Array, delay: Array,
     progress: DeviceProgress, arrival: Array, urgency: int,
@@ -171,7 +172,7 @@ def add_messages(
         )
 
 
-@njit(cache=True)
+@allocates_nothing
 def _add_unordered_overhead(
     dag: StepDag, used: Array, arena: Arena, begin: int, count: int, first_node: int, predecessor: Array,
     delay: Array, progress: DeviceProgress, arrival: Array,

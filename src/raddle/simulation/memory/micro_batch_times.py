@@ -129,8 +129,8 @@ def _first_contributions(times: MicroBatchTimes, sizes: ValueSizes) -> dict[str,
     for op in sizes.graph.ops:
         begin, end = times.span(op.name, "B")
         if op.kind in ("reshape", "permute"):
-            # The gradient of the view's input is a view of the gradient of its output. It needs no memory
-            # of its own, and counts only from the end of the backward on.
+            # The gradient of the view's input is a view of the gradient of its output: both have the same
+            # memory. It counts as the output's gradient until the backward ends, then as the input's.
             backward_end = np.where(end < 0, NEVER, end)
             begin = np.where(sizes.free_views[op.name], backward_end, begin)
         for name in inputs_with_gradient(op, sizes.program.active):

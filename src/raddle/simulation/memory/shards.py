@@ -9,7 +9,8 @@ all-reduce of shards over their replicas (HSDP) needs no memory: it sums in the 
     sum of a shard        from the start of the reduce-scatter until the update has ended
     buffer of a gather    from the start of the gather until its parameters are unpacked: at the end of the
                           gather or, with ZeRO-3, when the first run that waits for the gather starts
-    gathered parameter    ZeRO-3: from its unpacking until the end of the last run that reads it then
+    gathered parameter    ZeRO-3: from its unpacking until the end of the last run that waits for the gather
+                          and reads it
 """
 
 # d: device; times are in nanoseconds, as in ledger.py
@@ -22,7 +23,14 @@ import numpy as np
 
 from raddle.program.checks.shards import GatherUse, uses_of_gathers
 from raddle.program.parameter_region import ParameterRegion
-from raddle.program.program import Gather, Reduce, Run, Update
+from raddle.program.program import (
+    Gather,
+    Reduce,
+    Run,
+    Update,
+    gathered_element_bytes,
+    held_element_bytes,
+)
 from raddle.program.weight_versions import parameters_by_op
 from raddle.simulation.memory.ledger import NEVER, Array, Ledger, Span
 
@@ -107,7 +115,7 @@ def _buffer_bytes(ledger: Ledger, i: Reduce | Gather, *, full: bool, shard: bool
     program, nbytes = ledger.program, np.zeros(len(ledger.devices), np.int64)
     for name, regions in zip(i.parameters, i.regions, strict=True):
         width = (
-            program.gathered_element_bytes(name)
+            gathered_element_bytes(program, name)
             if isinstance(i, Gather)
             else program.reduced_element_bytes(name)
         )
@@ -121,6 +129,6 @@ def _region_bytes(ledger: Ledger, name: str, regions: Sequence[ParameterRegion])
     """Returns by device the bytes of the regions of a parameter that it holds."""
     nbytes = np.zeros(len(ledger.devices), np.int64)
     for region in regions:
-        width = ledger.program.held_element_bytes(name)
+        width = held_element_bytes(ledger.program, name)
         nbytes[list(region.devices)] += region.box.volume * width
     return nbytes
