@@ -71,7 +71,8 @@ def in_precision(graph: Graph, precision: Precision) -> Graph:
     casts its operands. The fingerprint stays that of the captured graph.
 
     >>> import raddle
-    >>> graph = raddle.capture(torch.nn.Linear(4, 2), [torch.randn(8, 4)], loss=torch.sum)
+    >>> loss = raddle.supervised(torch.nn.functional.mse_loss)
+    >>> graph = raddle.capture(torch.nn.Linear(4, 2), (torch.randn(8, 4), torch.randn(8, 2)), loss)
     >>> under_autocast = in_precision(graph, Precision("bf16"))
     >>> under_autocast.values[under_autocast.ops[0].outputs[0]].dtype
     torch.bfloat16

@@ -67,10 +67,9 @@ class GradientSync:
         self.row_writer: RowWriter = (BundleWriter if sliced else WholeParameterWriter)(
             parameters, writer
         )
-        # By parameter and step, the instructions that contribute to its gradient.
-        self.contributions: dict[tuple[str, int], list[int]] = {}
-        # The same for instructions that have to end before the gradient is sent.
-        self.waits: dict[tuple[str, int], list[int]] = {}
+        # By parameter and step, the instructions that contribute to its gradient, each with the instruction
+        # that has to end before the gradient is sent.
+        self.contributions: dict[tuple[str, int], list[tuple[int, int]]] = {}
         # By parameter, the instructions that gave it its present value: updates, pulls or gathers. The next
         # forward that reads it waits for them. last_writers: those of earlier steps.
         self.last_writers: dict[str, list[int]] = {}
@@ -97,15 +96,13 @@ class GradientSync:
         name: of the parameter. key, number: of the instruction that contributes. last: the instruction
         after which the gradient may be sent: `number`, or the last of a recomputed block.
         """
-        if last != number:
-            self.waits.setdefault((name, key.step), []).append(last)
         contributions, p = (
             self.contributions.setdefault((name, key.step), []),
             self.parameter_number[name],
         )
         if not contributions:  # the first one: its place in the order of first contributions
             self.facts.contribution_order[p] = len(self.contributions)
-        contributions.append(number)
+        contributions.append((number, last))
         # Complete: each operator that reads the parameter has contributed in each micro-batch of the step.
         if len(contributions) < self.parameters.plan.microbatches * len(
             self.parameters.lowered[0].contributors[name]
@@ -145,7 +142,7 @@ class GradientSync:
             self._add_step_barrier()
         else:
             self.last_writers.update(self.new_writers)
-        self.new_writers, self.contributions, self.waits = {}, {}, {}
+        self.new_writers, self.contributions = {}, {}
         self._begin_step()
 
     def _handle_event(self, event: int, subject: int, run_or_parameter: int, key: Key) -> None:
@@ -182,7 +179,8 @@ class GradientSync:
         gradient = [
             i
             for name in awaited
-            for i in (*self.contributions[name, key.step], *self.waits.get((name, key.step), ()))
+            for pair in self.contributions[name, key.step]
+            for i in dict.fromkeys(pair)
         ]
         if self.facts.after_backward and sends_gradients:
             # A device sends after its last computation so far. The row waits for the last computations of

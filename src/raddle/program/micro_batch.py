@@ -10,6 +10,7 @@ step, a micro-batch and its variant, that is, how it runs (program.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from raddle.graph.gradients import has_backward, inputs_with_gradient, trained_parameters
@@ -48,6 +49,16 @@ class ProgramWriter(Protocol):
         """
 
 
+@dataclass
+class _Block:
+    """The backward of a recomputed block so far; ops: None outside of blocks."""
+
+    ops: Sequence[Op] | None
+    # Contributions to gradients of parameters: (name, run, devices); then all runs: (run, devices).
+    contributions: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
+    runs: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+
+
 class MicroBatch:
     """One micro-batch, and the instructions written for it so far."""
 
@@ -61,11 +72,7 @@ class MicroBatch:
         # Split backward: operators whose gradients of parameters are still to come, with their deps.
         self.delayed_weights: list[tuple[Op, list[int]]] = []
         self.recomputed: dict[str, int] = {}  # by operator that was recomputed, its run
-        # The recomputed block whose backward is being written: its contributions to gradients of parameters
-        # (name, run, devices), and its runs backward.
-        self.open_block: Sequence[Op] | None = None
-        self.block_contributions: list[tuple[str, int, tuple[int, ...]]] = []
-        self.block_runs: list[tuple[int, tuple[int, ...]]] = []
+        self.block = _Block(None)  # the recomputed block whose backward is being written
         self.parameter_gathers: list[int] = []  # ZeRO-3: gathers for the present backward
         self.signals: list[int] = []  # moves with the signals that the present action waits for
 
@@ -137,9 +144,9 @@ class MicroBatch:
         for op in reversed(ops):
             if has_backward(op, self.lowered.active):
                 block = self.lowered.recompute_blocks.get(op.name)
-                if block is not self.open_block:
+                if block is not self.block.ops:
                     self._end_block()
-                    self.open_block = block
+                    self.block = _Block(block)
                 sent = self._backward(op)
                 if sent and weights:  # the messages first, as other devices wait for them
                     self.weight_gradients()
@@ -153,10 +160,10 @@ class MicroBatch:
         In the middle of the block, a collective would cut the segment that recomputes it, and the values at
         the cut would be saved by the forward. So it waits for the block's last run on its devices.
         """
-        for name, number, devices in self.block_contributions:
-            last = max(n for n, d in self.block_runs if set(devices) <= set(d))
+        for name, number, devices in self.block.contributions:
+            last = max(n for n, d in self.block.runs if set(devices) <= set(d))
             self.program.add_contribution(name, self.key, number, last)
-        self.block_contributions, self.block_runs, self.open_block = [], [], None
+        self.block = _Block(None)
 
     def _backward(self, op: Op) -> bool:
         """Writes the backward of one operator; returns whether something was sent."""
@@ -180,7 +187,7 @@ class MicroBatch:
             number = self.program.emit(
                 Run(op.name, "B", self.key, lowered.devices[op.name], sorted_deps(deps))
             )
-            self.block_runs.append((number, lowered.devices[op.name]))
+            self.block.runs.append((number, lowered.devices[op.name]))
             deps = [*deps, number]
         if split:
             self.delayed_weights.append((op, deps))
@@ -191,8 +198,8 @@ class MicroBatch:
                     (name, lowered.stage_of[op.name]), []
                 ).append(number)
                 sent |= self._send_back(op, name)
-            elif not split and self.open_block is not None:
-                self.block_contributions.append((name, number, lowered.devices[op.name]))
+            elif not split and self.block.ops is not None:
+                self.block.contributions.append((name, number, lowered.devices[op.name]))
             elif not split:
                 self.program.add_contribution(name, self.key, number, number)
         return sent

@@ -301,20 +301,6 @@ class Program:
         """Returns the bytes of one element of a parameter's gradient while a collective sums it."""
         return reduced_element_bytes(self.plan, self.graph.values[parameter].dtype)
 
-    def gathered_element_bytes(self, parameter: str) -> int:
-        """Returns the bytes of one element of a parameter while its shards are gathered."""
-        dtype = self.graph.values[parameter].dtype
-        return self.plan.parsed_precision.gather_dtype(dtype).itemsize
-
-    def held_element_bytes(self, parameter: str) -> int:
-        """Returns the bytes of one element of a parameter, and of its gradient, as operators use it."""
-        sharded = self.plan.parsed_sync.shards
-        return self.gathered_element_bytes(parameter) if sharded else self.element_bytes(parameter)
-
-    def updated_element_bytes(self, parameter: str) -> int:
-        """Returns the bytes of one element that the optimizer updates, and of each of its states."""
-        return updated_dtype(self.graph, parameter).itemsize
-
     def element_bytes(self, value: str) -> int:
         """Returns the bytes of one element of a value in memory."""
         return self.graph.values[value].dtype.itemsize
@@ -329,6 +315,19 @@ def reduced_element_bytes(plan: Plan, dtype: torch.dtype) -> int:
     if sync.shards:
         return precision.reduce_dtype(precision.gather_dtype(dtype)).itemsize
     return 2 if sync.wire_dtype else dtype.itemsize  # compressed to bfloat16 or float16
+
+
+def gathered_element_bytes(program: Program, parameter: str) -> int:
+    """Returns the bytes of one element of a parameter while its shards are gathered."""
+    dtype = program.graph.values[parameter].dtype
+    return program.plan.parsed_precision.gather_dtype(dtype).itemsize
+
+
+def held_element_bytes(program: Program, parameter: str) -> int:
+    """Returns the bytes of one element of a parameter, and of its gradient, as operators use it."""
+    if program.sharded:
+        return gathered_element_bytes(program, parameter)
+    return program.element_bytes(parameter)
 
 
 def updated_dtype(graph: Graph, parameter: str) -> torch.dtype:
@@ -359,7 +358,7 @@ def buffer_bytes(program: Program, collective: Reduce | Gather) -> dict[tuple[in
     for name, regions in zip(collective.parameters, collective.regions, strict=True):
         for region in regions:
             element_bytes = (
-                program.gathered_element_bytes(name)
+                gathered_element_bytes(program, name)
                 if isinstance(collective, Gather)
                 else program.reduced_element_bytes(name)
             )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans.optimizers import OPTIMIZERS
 from raddle.program.lower import lower
 from raddle.program.segments import segments
@@ -78,7 +79,7 @@ class NormThenLinear(nn.Module):
     ],
 )
 def test_copies_of_autocast_by_hand(precision: str, sync: str, copies: dict[str, int]) -> None:
-    graph = capture(NormThenLinear(), [torch.zeros(2, 4)], loss=torch.sum)
+    graph = capture(NormThenLinear(), (torch.zeros(2, 4),), supervised(torch.sum, targets=0))
     tiles = {op.name: "x2 @0,1" for op in graph.ops}
     program = lower(graph, make_plan(graph, tiles, 2, precision=precision, sync=sync))
     by_op = {name: nbytes.tolist() for name, nbytes in ValueSizes(program).copies.items()}
@@ -88,7 +89,7 @@ def test_copies_of_autocast_by_hand(precision: str, sync: str, copies: dict[str,
 def deep() -> Graph:
     """Four blocks of two linear operators; a block has more bytes of parameters than of values."""
     blocks = [nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)) for _ in range(4)]
-    return capture(nn.Sequential(*blocks), [torch.zeros(32, 64)], loss=torch.sum)
+    return capture(nn.Sequential(*blocks), (torch.zeros(32, 64),), supervised(torch.sum, targets=0))
 
 
 @pytest.mark.parametrize("sync", ["allreduce", "sharded", "sharded:parameters", "p3:slice=999"])

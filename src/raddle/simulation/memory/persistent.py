@@ -14,7 +14,7 @@ import numpy as np
 from raddle.clusters import Cluster
 from raddle.costs.compute import family
 from raddle.plans.optimizers import optimizer_info
-from raddle.program.program import Program, Update
+from raddle.program.program import Program, Update, held_element_bytes, updated_dtype
 from raddle.simulation.memory.value_sizes import read_bytes
 
 Array = np.ndarray
@@ -49,7 +49,8 @@ def state_bytes(program: Program) -> Array:
             continue
         for name in dict.fromkeys(name for name in i.parameters if name not in seen):
             seen.add(name)
-            held, updated = program.held_element_bytes(name), program.updated_element_bytes(name)
+            held = held_element_bytes(program, name)
+            updated = updated_dtype(program.graph, name).itemsize
             masters = int(held != updated)  # whether the optimizer updates a copy
             for region in program.slices.get(name, i.regions):
                 nbytes, copies = region.box.volume * held, state_elements + masters

@@ -23,7 +23,14 @@ import numpy as np
 
 from raddle.program.checks.shards import GatherUse, uses_of_gathers
 from raddle.program.parameter_region import ParameterRegion
-from raddle.program.program import Gather, Reduce, Run, Update
+from raddle.program.program import (
+    Gather,
+    Reduce,
+    Run,
+    Update,
+    gathered_element_bytes,
+    held_element_bytes,
+)
 from raddle.program.weight_versions import parameters_by_op
 from raddle.simulation.memory.ledger import NEVER, Array, Ledger, Span
 
@@ -108,7 +115,7 @@ def _buffer_bytes(ledger: Ledger, i: Reduce | Gather, *, full: bool, shard: bool
     program, nbytes = ledger.program, np.zeros(len(ledger.devices), np.int64)
     for name, regions in zip(i.parameters, i.regions, strict=True):
         width = (
-            program.gathered_element_bytes(name)
+            gathered_element_bytes(program, name)
             if isinstance(i, Gather)
             else program.reduced_element_bytes(name)
         )
@@ -122,6 +129,6 @@ def _region_bytes(ledger: Ledger, name: str, regions: Sequence[ParameterRegion])
     """Returns by device the bytes of the regions of a parameter that it holds."""
     nbytes = np.zeros(len(ledger.devices), np.int64)
     for region in regions:
-        width = ledger.program.held_element_bytes(name)
+        width = held_element_bytes(ledger.program, name)
         nbytes[list(region.devices)] += region.box.volume * width
     return nbytes
