@@ -40,10 +40,7 @@ for number, handler in HANDLERS.items():
 @pytest.fixture
 def thread_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Budgets of searches count the CPU time of this thread, so that other processes do not matter."""
-    for module in ("searches.stopwatch", "searches.optcnn.elimination"):
-        monkeypatch.setattr(f"raddle.{module}.perf_counter", time.thread_time)
-    for module in ("coarse", "mixed_rounds", "partitioner"):
-        monkeypatch.setattr(f"raddle.searches.hypergraph.{module}.perf_counter", time.thread_time)
+    monkeypatch.setattr("raddle.searches.stopwatch.perf_counter", time.thread_time)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

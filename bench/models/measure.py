@@ -29,8 +29,12 @@ SEED = 7  # of dropout
 Result = dict[str, Any]
 
 
-def measure(row: Row, *, strict: bool, compared: bool) -> Result:
-    """Returns the results of one architecture as JSON; strict: whether to try strict export too."""
+def measure(row: Row, is_exported: bool, *, strict: bool, compared: bool) -> Result:
+    """Returns the results of one architecture as JSON.
+
+    is_exported: the row has an outcome of torch.export. strict: whether to try strict export too. compared:
+    whether to compare a step with that of the plain module.
+    """
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -52,7 +56,8 @@ def measure(row: Row, *, strict: bool, compared: bool) -> Result:
         assert loss.shape == (), "the loss is no scalar"
     except Exception as error:
         return {**result, "outcome": "not trained", "reason": sentence(error)}
-    result |= export_outcomes(example, strict=strict)
+    if not is_exported or strict:
+        result |= export_outcomes(example, strict=strict)
     return result | capture_outcome(example, compared)
 
 

@@ -1,7 +1,7 @@
 """Captures one model of every architecture of six libraries, each in a process of its own; see README.md.
 
 python bench/models/run.py                       # what results.json does not have yet
-python bench/models/run.py --again timm          # one library, or one row: --again timm/swin_transformer
+python bench/models/run.py --again --only timm   # one library, or one row: --only timm/swin_transformer
 python bench/models/run.py --table               # writes the tables of the README
 """
 
@@ -66,10 +66,9 @@ LIBRARIES: dict[str, tuple[str, Callable[[], Iterable[Any]]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--again", default="", help="run rows that start with this once more")
-    parser.add_argument(
-        "--only", default="", help="run rows that start with this and have no result"
-    )
+    parser.add_argument("--only", default="", help="rows that start with this, as timm/swin")
+    parser.add_argument("--again", action="store_true", help="rows that have a result too")
+    parser.add_argument("--retry", action="store_true", help="rows that were not captured too")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--strict", action="store_true", help="try strict torch.export too")
     parser.add_argument(
@@ -89,7 +88,7 @@ def main() -> None:
 def sweep(path: Path, options: argparse.Namespace) -> None:
     """Measures all rows without a result; writes the file after every row."""
     results = json.loads(path.read_text()) if path.exists() else {}
-    prefix = options.again or options.only
+    prefix = options.only
     for library, (module, rows) in LIBRARIES.items():
         if not (prefix.startswith(library) or library.startswith(prefix)) or not options.rows:
             continue
@@ -98,47 +97,64 @@ def sweep(path: Path, options: argparse.Namespace) -> None:
             continue
         by_key = {f"{row.library}/{row.name}": row for row in rows()}
         wanted = [
-            key
-            for key in by_key
-            if key.startswith(prefix) and (options.again or key not in results)
+            key for key in by_key if key.startswith(prefix) and _is_wanted(key, results, options)
         ]
         pending = [by_key[key] for key in wanted[: options.rows]]
         options.rows -= len(pending)
-        for row, result in _in_processes(pending, options):
+        for row, result in _in_processes(pending, results, options):
             key = f"{row.library}/{row.name}"
-            before = results.get(key, {})
-            kept = {k: v for k, v in before.items() if "strict_export" in k}
+            old = results.get(key, {})
+            kept = {k: old[k] for k in old if "export" in k or k == "before"}
             results[key] = {**kept, **result}
             print(f"{key}: {result['outcome']} {result.get('reason', '')[:150]}", flush=True)
             path.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
 
 
+def _is_wanted(key: str, results: dict[str, Any], options: argparse.Namespace) -> bool:
+    """Returns whether to measure a row: it has no result, or results are asked for once more."""
+    if "outcome" not in results.get(key, {}) or options.again:
+        return True
+    return bool(options.retry and results[key]["outcome"] != "captured")
+
+
 def _in_processes(
-    rows: list[Any], options: argparse.Namespace
+    rows: list[Any], results: dict[str, Any], options: argparse.Namespace
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Measures each row in a forked process, two at a time; the libraries are imported once, before."""
-    waiting, running = list(rows), {}
-    while waiting or running:
-        while waiting and len(running) < PROCESSES:
-            row = waiting.pop(0)
-            reader, writer = os.pipe()
-            if (pid := os.fork()) == 0:
-                os.close(reader)
-                _measure_in_child(row, options, writer)
-            os.close(writer)
-            running[pid] = (row, reader, time.monotonic())
-        for pid, (row, reader, start) in list(running.items()):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            seconds = time.monotonic() - start
-            if not done and seconds > SECONDS:
-                os.kill(pid, signal.SIGKILL)
-                _, status = os.waitpid(pid, 0)
-                done = pid
-            if done:
-                del running[pid]
-                text = _read_all(reader)
-                yield row, {**_result(row, text, status, seconds), "seconds": round(seconds, 1)}
-        time.sleep(0.05)
+    waiting = list(rows)
+    running: dict[int, tuple[Any, int, float]] = {}  # by process: row, end of its pipe, start
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        while waiting or running:
+            while waiting and len(running) < PROCESSES:
+                row = waiting.pop(0)
+                is_exported = "export" in results.get(f"{row.library}/{row.name}", {})
+                pid, reader = _start(row, options, is_exported)
+                running[pid] = row, reader, time.monotonic()
+            for pid, (row, reader, start) in list(running.items()):
+                seconds = time.monotonic() - start
+                if seconds > SECONDS:
+                    os.kill(pid, signal.SIGKILL)
+                done, status = os.waitpid(pid, 0 if seconds > SECONDS else os.WNOHANG)
+                if done:
+                    del running[pid]
+                    result = _result(row, _read_all(reader), status, seconds)
+                    yield row, {**result, "seconds": round(seconds, 1)}
+            time.sleep(0.05)
+    finally:  # the sweep was ended
+        for pid in running:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _start(row: Any, options: argparse.Namespace, is_exported: bool) -> tuple[int, int]:
+    """Forks a process that measures a row; returns its number and the pipe for its result."""
+    reader, writer = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.close(reader)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _measure_in_child(row, options, is_exported, writer)
+    os.close(writer)
+    return pid, reader
 
 
 def _result(row: Any, text: str, status: int, seconds: float) -> dict[str, Any]:
@@ -153,7 +169,9 @@ def _result(row: Any, text: str, status: int, seconds: float) -> dict[str, Any]:
     return {"library": row.library, "name": row.name, "outcome": "ended", "reason": why}
 
 
-def _measure_in_child(row: Any, options: argparse.Namespace, writer: int) -> None:
+def _measure_in_child(
+    row: Any, options: argparse.Namespace, is_exported: bool, writer: int
+) -> None:
     """Runs in the child: writes the result to the pipe as JSON and ends the process."""
     limit = GIGABYTES * 2**30
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -163,7 +181,9 @@ def _measure_in_child(row: Any, options: argparse.Namespace, writer: int) -> Non
     try:
         from measure import measure
 
-        text = json.dumps(measure(row, strict=options.strict, compared=not options.no_compare))
+        text = json.dumps(
+            measure(row, is_exported, strict=options.strict, compared=not options.no_compare)
+        )
         path = f"/proc/self/fd/{writer}"
         with open(path, "w") as pipe:
             pipe.write(text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 README = Path(__file__).parent / "README.md"
@@ -16,8 +15,9 @@ NOT_RUN = ("not built", "not trained", "ended")
 def write(results: dict[str, dict[str, Any]]) -> None:
     """Replaces the two tables between the marks of the README."""
     text = README.read_text()
-    rows = list(results.values())
-    for mark, table in (("libraries", libraries(rows)), ("rest", others(results))):
+    measured = {key: row for key, row in results.items() if "outcome" in row}
+    tables = {"libraries": libraries(list(results.values())), "rest": others(measured)}
+    for mark, table in tables.items():
         pattern = rf"(<!-- {mark} -->\n).*?(<!-- end of {mark} -->)"
         text = re.sub(pattern, lambda m, table=table: m[1] + table + m[2], text, flags=re.DOTALL)
     README.write_text(text)
@@ -26,9 +26,9 @@ def write(results: dict[str, dict[str, Any]]) -> None:
 def libraries(rows: Rows) -> str:
     """The table by library."""
     lines = [
-        "| library | architectures | train here | torch.export | captured and equal | of those exported "
-        "| without opaque operators | capture ÷ export, median |",
-        "|---|---|---|---|---|---|---|---|",
+        "| library | architectures | train here | torch.export | captured before | captured now "
+        "| of those exported | compared: equal | captured with opaque operators |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for library in dict.fromkeys(row["library"] for row in rows):
         lines.append(_library(library, [row for row in rows if row["library"] == library]))
@@ -36,17 +36,21 @@ def libraries(rows: Rows) -> str:
 
 
 def _library(library: str, rows: Rows) -> str:
-    trained = [r for r in rows if r["outcome"] not in NOT_RUN]
-    exported = [r for r in trained if r.get("export") == "ok"]
-    captured = [r for r in trained if r["outcome"] == "captured"]
-    both = [r for r in exported if r["outcome"] == "captured"]
-    whole = sum(not r["opaque"] for r in captured)
-    ratios = [r["capture_s"] / r["export_s"] for r in both if r.get("export_s")]
-    ratio = f"{median(ratios):.2f}" if ratios else "–"
-    return (
-        f"| {library} | {len(rows)} | {len(trained)} | {len(exported)} | {len(captured)} "
-        f"| {len(both)} of {len(exported)} | {whole} | {ratio} |"
-    )
+    """A row of the table. Rows without an outcome have only that of torch.export so far."""
+    trained = [r for r in rows if "export" in r]
+    before = sum(r.get("before") == "captured" for r in trained)
+    measured = [r for r in trained if r.get("outcome", "ended") not in NOT_RUN]
+    exported = [r for r in measured if r["export"] == "ok"]
+    captured = [r for r in measured if r["outcome"] == "captured"]
+    compared = [r for r in measured if "errors" in r]
+    numbers = [
+        len(rows), len(trained), sum(r["export"] == "ok" for r in trained), before,
+        f"{len(captured)} of {len(measured)}",
+        f"{sum(r in captured for r in exported)} of {len(exported)}",
+        f"{sum(r in captured for r in compared)} of {len(compared)}",
+        sum(bool(r.get("opaque")) for r in captured),
+    ]  # fmt: skip
+    return f"| {library} | " + " | ".join(map(str, numbers)) + " |"
 
 
 def others(results: dict[str, dict[str, Any]]) -> str:

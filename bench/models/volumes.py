@@ -183,6 +183,9 @@ DIFFUSERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def diffusers_rows() -> Iterator[Row]:
+    from vision import import_torchvision
+
+    import_torchvision()
     import diffusers  # noqa: F401
 
     for name, (arguments, inputs) in DIFFUSERS.items():

@@ -11,6 +11,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))  # the experiments
 
+import budgets
 import delta
 import quality
 import speed
@@ -22,6 +23,7 @@ PARTS = {  # name -> a function of the options that runs the part
     "proposals": lambda a: speed.proposals(),
     "optcnn": lambda a: speed.optcnn(),
     "delta": lambda a: delta.run(),
+    "budgets": lambda a: budgets.run(a.budget),
     "optcnn-claims": lambda a: quality.optcnn_claims(),
     "vgg-plan": lambda a: quality.vgg_plan(),
     "flexflow-claims": lambda a: quality.flexflow_claims(a.budget, a.models or quality.FLEXFLOW),

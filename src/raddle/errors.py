@@ -1,6 +1,6 @@
 """Defines InputError, the exception for mistakes of users, and how it quotes long texts.
 
-FailedCandidate is a warning of searches.
+FailedCandidate is a warning of searches, OutOfTime the exception that ends what a search has no time for.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ class InputError(ValueError):
 
     def __init__(self, sentence: object = "") -> None:
         super().__init__(_one_line(str(sentence)))
+
+
+class OutOfTime(Exception):
+    """The time of a search is used up (searches/stopwatch.py). The search returns its best plan so far."""
 
 
 def shorten(text: str, limit: int = MAX_QUOTED) -> str:

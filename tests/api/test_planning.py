@@ -18,6 +18,7 @@ from raddle.api.planning import (
 )
 from raddle.api.simulating import details, simulate_steps
 from raddle.errors import InputError
+from raddle.searches.experts.sharding import SYNC_KINDS
 
 ASKED = {
     "bn": "local", "sync": "auto", "precision": "float32", "optimizer": "sgd",
@@ -27,7 +28,7 @@ ASKED = {
 
 def test_names() -> None:
     assert method_names("data, owt") == ["data", "owt"]
-    assert method_names(None) == list(METHODS) == [*BASELINES, *SEARCHES]
+    assert method_names(None) == list(METHODS) == [*BASELINES, *SYNC_KINDS, *SEARCHES]
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,8 @@ def step_of_graph(graph: Graph, model: nn.Module, inputs: dict[str, Tensor], **h
 
 
 def gradients(loss: Tensor, model: nn.Module) -> dict[str, Tensor]:
-    names, parameters = zip(*model.named_parameters(), strict=True)
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    names, parameters = zip(*trained, strict=True)
     grads = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
     return dict(zip(names, grads, strict=True))
 

@@ -268,6 +268,53 @@ def test_a_wrong_batch_is_one_sentence_and_nothing_is_lost(wrong: Any, sentence:
     assert_rows(rows, [plain("adamw", 1)[2][0]] * 2)
 
 
+class Returns(nn.Module):
+    """Returns an input, a parameter and a computed tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x, self.linear.bias, self.linear(x)
+
+
+def test_predicts_what_is_returned_as_it_was() -> None:
+    model, x = Returns(), torch.randn(4, 3)
+    loss = lambda model, batch: model(batch[0])[2].square().mean()  # noqa: E731
+    returning = capture(model, (x, None), loss)
+    chosen = plan_for(returning, cluster("local:2"), "data")
+
+    def work(trainer: Trainer) -> Any:
+        return trainer.predict((x, None))
+
+    for same, bias, computed in on_threads(
+        2, work, model, OPTIMIZERS["rmsprop"], plan=chosen, graph=returning, loss=loss
+    ):
+        assert torch.equal(same, x)
+        assert torch.equal(bias, model.linear.bias)
+        torch.testing.assert_close(computed, model(x)[2])
+
+
+def test_a_batch_is_predicted_only_if_the_loss_calls_the_model() -> None:
+    x = torch.randn(4, 3)
+    for loss, sentence in [
+        (lambda model, batch: model.linear(batch).mean(), "the loss never calls the model itself"),
+        (
+            lambda model, batch: model(batch["x"])[2].mean(),
+            r"fails before it calls the model .TypeError",
+        ),
+    ]:
+        model = Returns()
+        example = {"x": x} if "fails" in sentence else x
+        calling = capture(model, example, loss)
+        with parallelize(
+            model, OPTIMIZERS["rmsprop"], graph=calling, loss=loss, device="cpu",
+            plan=plan_for(calling, cluster("local:1"), "data"),
+        ) as trainer, pytest.raises(InputError, match=sentence):  # fmt: skip
+            trainer.predict(x)
+
+
 # -- optimizers ----------------------------------------------------------------------------------------
 
 

@@ -24,9 +24,10 @@ ON = "p100:1x2"
 
 # The parts of `auto` besides the baselines, and the functions that do them.
 PARTS = {
-    "optcnn": "raddle.searches.auto.method.optima",
-    "staged optcnn": "raddle.searches.auto.method.staged_optima",
-    "experts": "raddle.searches.auto.method.expert_starts",
+    "optcnn": "raddle.searches.auto.timed_starts.optima",
+    "staged optcnn": "raddle.searches.auto.timed_starts.staged_optima",
+    "experts": "raddle.searches.auto.timed_starts.expert_starts",
+    "split by degrees": "raddle.searches.auto.timed_starts.split_starts",
     "chains": "raddle.searches.auto.method.MultiChain.run",
     "pipeline": "raddle.searches.auto.method.pipeline_candidates",
     "lower bound": "raddle.searches.auto.method.lower_bound",

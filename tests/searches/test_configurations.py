@@ -133,6 +133,15 @@ def test_degrees_are_counted_as_in_the_paper() -> None:
     wide = type(conv)(conv.members, conv.letters, (1024,) * 5, conv.reduced)
     counts = [len(list(degrees(wide, n))) for n in (4, 16, 64, 256, 1024)]
     assert counts == [15, 70, 210, 495, 1001]
+    assert [parts[0] for parts in degrees(wide, 12) if set(parts[1:]) == {1}] == [
+        1,
+        2,
+        3,
+        4,
+        6,
+        8,
+        12,
+    ]
     all_degrees = list(degrees(wide, 6, powers_of_two=False, reduction=True))
     assert len(all_degrees) == len(set(all_degrees))
     assert all(math.prod(parts) <= 6 for parts in all_degrees)

@@ -12,6 +12,7 @@ from small_models import small
 from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.searches import baselines, registry
+from raddle.searches.experts.sharding import SYNC_KINDS
 from raddle.searches.grids import Tiles
 from raddle.searches.hypergraph.partitioner_warmup import PARTITIONERS
 from raddle.searches.jit_warmup import EVALUATOR, JitFunctions
@@ -25,7 +26,7 @@ SEARCH_NAMES = (
 
 
 def test_methods_are_listed_in_one_order_and_known_by_their_names() -> None:
-    assert list(METHODS) == [*baselines.BASELINES, *SEARCHES]
+    assert list(METHODS) == [*baselines.BASELINES, *SYNC_KINDS, *SEARCHES]
     assert [name for name in SEARCHES if name in SEARCH_NAMES] == [*SEARCH_NAMES]
     assert all(method.name == name for name, method in METHODS.items())
 

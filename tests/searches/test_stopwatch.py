@@ -20,8 +20,8 @@ from raddle.graph.capture import capture
 from raddle.graph.supervised import supervised
 from raddle.searches.baselines import BASELINES
 from raddle.searches.comparison import plan_and_predict
-from raddle.searches.settings import Clock, Settings
-from raddle.searches.stopwatch import Stopwatch
+from raddle.searches.settings import Settings
+from raddle.searches.stopwatch import Clock, Stopwatch
 
 COMPILING, SEARCHING = 1000.0, 1.0  # seconds
 

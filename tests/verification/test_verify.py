@@ -110,6 +110,56 @@ def test_it_holds_for_masks_deep_inside(tmp_path: pathlib.Path) -> None:
     assert verify(str(path), threads=True)["holds"]
 
 
+STOCHASTIC_DEPTH = """
+import torch
+from torch import nn
+
+class Blocks(nn.Module):
+    # stochastic depth as timm, torchvision and transformers draw it, and noise
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.end = nn.Linear(8, 3)
+
+    def forward(self, x):  # [n t c]
+        shape = (x.shape[0], 1, 1)
+        torch.rand([])
+        x = x + torch.relu(self.layers[0](x)) * x.new_empty(shape).bernoulli_(0.6) / 0.6
+        x = x + torch.relu(self.layers[1](x)) * torch.empty(shape, dtype=x.dtype).bernoulli_(0.7)
+        x = x + torch.relu(self.layers[2](x)) * (0.5 + torch.rand(shape, dtype=x.dtype)).floor_()
+        return self.end(self.layers[3](x) + 0.1 * torch.randn_like(x))
+
+def build(batch=12):
+    return Blocks(), (torch.randn(batch, 5, 8),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "devices", "fields"),
+    [
+        ("data", 2, {}),
+        ("data", 3, {}),
+        ("layerwise", 2, {}),
+        ("model", 2, {}),
+        ("data", 2, {"microbatches": 3, "batch": 36}),
+    ],
+)
+def test_stochastic_depth(
+    tmp_path: pathlib.Path, method: str, devices: int, fields: dict[str, Any]
+) -> None:
+    (tmp_path / "mine.py").write_text(STOCHASTIC_DEPTH)
+    name = f"{tmp_path}/mine.py:build"
+    graph = captured(name)
+    drawn = [op for op in graph.ops if op.kind == "draw"]
+    assert [graph.dim_kinds(op)[0] for op in drawn] == ["S"] * 4
+    plan = plan_for(graph, cluster(f"local:{devices}"), method, model=name)
+    path = tmp_path / "plan.json"
+    plan_file.save(replace(plan, **fields), graph, path)
+    result = verify(str(path), threads=True, steps=2)
+    assert [check for check in result["checks"] if not check["holds"]] == []
+    assert result["holds"]
+
+
 # -- errors are detected -----------------------------------------------------------------------------
 
 
@@ -207,7 +257,7 @@ def test_numbers_drawn_by_an_operator_of_its_own(tmp_path: pathlib.Path) -> None
         "    def __init__(self):\n"
         "        super().__init__(); self.fc = torch.nn.Linear(4, 2)\n"
         "    def forward(self, x):\n"
-        "        return self.fc(x + torch.bernoulli(torch.full_like(x, 0.5))).sum()\n"
+        "        return self.fc(x + torch.randperm(4)).sum()\n"
         "def build(): return M(), (torch.randn(4, 4),)\n"
     )
     name = f"{tmp_path}/mine.py:build"

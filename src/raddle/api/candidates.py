@@ -27,6 +27,7 @@ from raddle.plans.pipelining import is_asynchronous, micro_batch_graph
 from raddle.plans.plan import Plan
 from raddle.runtime.trainer import Trainer
 from raddle.searches.planning import plan_for
+from raddle.searches.predict import predicted_metrics, simulate_steps
 from raddle.transport.base import Transport
 from raddle.transport.exchange import exchange_objects
 from raddle.version import __version__
@@ -106,11 +107,19 @@ def _candidates(graph: Graph, target: Cluster, optimizer: str, budget: float) ->
         plans[SEARCHED] = plan_for(
             graph, target, "auto", sync="allreduce", optimizer=optimizer, budget=budget
         )
+    # The steps of an asynchronous plan are not those of plain training.
+    synchronous = {name: plan for name, plan in plans.items() if not is_asynchronous(plan)}
+    that_fit = {n: p for n, p in synchronous.items() if _fits(graph, p, target)}
     return {
         name: plan_file.to_dict(plan, micro_batch_graph(graph, plan))
-        for name, plan in plans.items()
-        if not is_asynchronous(plan)  # its steps are not those of plain training
+        for name, plan in (that_fit or synchronous).items()
     }
+
+
+def _fits(graph: Graph, plan: Plan, target: Cluster) -> bool:
+    """Returns whether the simulated peaks of a plan fit the memory of the devices."""
+    timeline = simulate_steps(micro_batch_graph(graph, plan), plan, target)
+    return bool(predicted_metrics(timeline)["fits"])
 
 
 def _fastest(

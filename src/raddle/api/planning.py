@@ -26,7 +26,7 @@ from raddle.searches.planning import (
     plan_for,
     run_method,
 )
-from raddle.searches.registry import METHODS, SEARCHES
+from raddle.searches.registry import METHODS, SEARCHES, canonical_name
 from raddle.searches.settings import AUTO, SearchResult, Settings
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "SearchResult",
     "Settings",
     "build_plan",
+    "canonical_name",
     "check_optimizer",
     "check_pipeline",
     "compare",
@@ -51,8 +52,10 @@ __all__ = [
 
 
 def method_names(text: str | None) -> list[str]:
-    """Return the methods of an option such as "data,owt"; None: all methods."""
-    return list(METHODS) if text is None else [name.strip() for name in text.split(",")]
+    """Return the methods of an option such as "data,owt", by name or alias; None: all methods."""
+    if text is None:
+        return list(METHODS)
+    return list(dict.fromkeys(canonical_name(name.strip()) for name in text.split(",")))
 
 
 def read_search_settings(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -160,12 +160,14 @@ def _cluster(place: torch.device, transport: Transport) -> Cluster:
 def _builder(
     model: nn.Module, optimizer: MakeOptimizer, transport: Transport, loss: Loss | None,
     graph: Graph, settings: Mapping[str, Any],
-) -> Any:  # fmt: skip
+) -> Callable[[Plan], runtime.Trainer]:  # fmt: skip
     """Returns a function that makes a trainer by a plan, with copies of the model's tensors."""
+    place = runtime.place_of(settings.get("device"))
+    of_trainer = {k: v for k, v in settings.items() if k not in ("device", "backend", "timeout")}
 
     def build(plan: Plan) -> runtime.Trainer:
-        return runtime.parallelize(
-            model, optimizer, plan=plan, loss=loss, graph=graph, transport=transport, **settings
+        return runtime.make_trainer(
+            model, plan, optimizer, transport, place, loss=loss, graph=graph, **of_trainer
         )
 
     return build

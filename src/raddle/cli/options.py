@@ -13,6 +13,8 @@ from typing import Annotated
 
 import typer
 
+from raddle.api.defaults import ALIASES
+
 Model = Annotated[
     str,
     typer.Argument(
@@ -31,7 +33,11 @@ ClusterOption = Annotated[
     ),
 ]
 Methods = Annotated[
-    str | None, typer.Option(metavar="A,B,…", help="Methods to compare; without it, all methods.")
+    str | None,
+    typer.Option(
+        metavar="A,B,…",
+        help=f"Methods to compare; without it, all methods. Other names are {ALIASES}.",
+    ),
 ]
 Batch = Annotated[
     int | None, typer.Option(metavar="B", min=1, help="Global batch: samples of one training step.")
@@ -83,7 +89,11 @@ ProfileOption = Annotated[
 ]
 Budget = Annotated[
     float,
-    typer.Option(metavar="S", min=0.0, help="Seconds that each search may take, approximately."),
+    typer.Option(
+        metavar="S",
+        min=0.0,
+        help="Seconds that each search may take; it ends within 1.2 times as long, and 2 s.",
+    ),
 ]
 Seed = Annotated[int, typer.Option(metavar="N", help="Seed of the random numbers of a search.")]
 Reduction = Annotated[

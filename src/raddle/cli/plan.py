@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from raddle.api.defaults import ALIASES
 from raddle.cli.options import (
     Batch,
     Budget,
@@ -29,7 +30,10 @@ def plan(
     model: Model,
     cluster: ClusterOption,
     method: Annotated[
-        str, typer.Option(metavar="M", help="A method; `raddle compare` lists them.")
+        str,
+        typer.Option(
+            metavar="M", help=f"A method; `raddle compare` lists them. Other names are {ALIASES}."
+        ),
     ] = "auto",
     batch: Batch = None,
     bn: Statistics = "local",  # batch norm: over the samples of a device, or of the whole batch
@@ -44,6 +48,15 @@ def plan(
         ),
     ] = None,
     budget: Budget = 30.0,
+    proposals: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="In place of --budget: stop after N proposals of the Markov chains of flexflow and auto. "
+            "With the same seed, the plan is the same.",
+        ),
+    ] = None,
     seed: Seed = 0,
     pin: Pins = None,
     reduction: Reduction = None,  # whether dimensions that are summed over may be split
@@ -89,7 +102,12 @@ def plan(
     """Make a plan with a method, and predict its metrics. Ctrl-C ends a search with its best plan."""
     from raddle.api import clusters
     from raddle.api.jit_warmup import jit_functions_for
-    from raddle.api.planning import check_pipeline, predict, read_search_settings
+    from raddle.api.planning import (
+        canonical_name,
+        check_pipeline,
+        predict,
+        read_search_settings,
+    )
     from raddle.api.plans import save_plan, write_tiles
     from raddle.api.schedules import read_schedule
     from raddle.reports.progress import progress_bar
@@ -103,8 +121,10 @@ def plan(
     )  # fmt: skip
     settings = replace(
         settings, schedule=read_schedule(schedule), stages=stages, microbatches=microbatches,
-        epsilon=epsilon,
+        epsilon=epsilon, proposals=proposals,
     )  # fmt: skip
+    if from_partition is None:
+        method = canonical_name(method)
     check_pipeline(method, settings)
     if text and as_json:
         raise InputError("--text and --json are two forms of one output: ask for one of them.")

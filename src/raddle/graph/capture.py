@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,10 +30,10 @@ from raddle.graph.graph import Graph, Value
 from raddle.graph.live_part import live_part
 from raddle.graph.mutation import Memory, View, is_view, out_of_place, writes_in_place
 from raddle.graph.placeholders import Placeholders
-from raddle.graph.recapture import capture_once_per_size, resize_batch
+from raddle.graph.recapture import CAPTURE_LOCK, capture_once_per_size, resize_batch
 from raddle.graph.step_module import StepModule, batch_template
-from raddle.graph.supervised import Loss, Supervised
-from raddle.graph.torch_export import export
+from raddle.graph.supervised import Loss
+from raddle.graph.torch_export import export, source_location
 
 # Calls in place that change the shape of their argument.
 SHAPE_CHANGES = {
@@ -71,7 +70,8 @@ def capture(
     >>> graph.ops[0].notation, graph.inputs, graph.batch
     ('y[n c] += x[n k] * w[c+0 k] + b[c+0]', ('input', 'target'), 8)
     """
-    return capture_step(StepModule(model, batch, loss), name=name, dims=dims)
+    with CAPTURE_LOCK:
+        return capture_step(StepModule(model, batch, loss), name=name, dims=dims)
 
 
 def capture_step(
@@ -79,7 +79,6 @@ def capture_step(
 ) -> Graph:
     """Captures a module with its batch and its loss; the arguments are those of `capture`."""
     model, batch = step.model, step.batch
-    _refuse_trained_loss(step.loss)
     template = batch_template(model, batch, step.loss)
     names = list(template.names.values())
     tensors = [leaf for _, leaf in leaves(batch) if isinstance(leaf, Tensor)]
@@ -89,9 +88,7 @@ def capture_step(
         raise InputError(f"dims names {sorted(unknown)}, but the inputs are {', '.join(names)}.")
     program, traced = export(step, tensors)
     translation = _Translation(program, model, names, dims or {})
-    graph = translation.build_graph(
-        name or type(model).__name__, traced.metrics, step.first_is_loss
-    )
+    graph = translation.build_graph(name or type(model).__name__, step, traced.metrics)
     # A name may have been taken, as by a parameter; the graph has it with a number then.
     template = dataclasses.replace(
         template, names=dict(zip(template.names, graph.inputs, strict=True))
@@ -108,27 +105,6 @@ def capture_step(
         output_tree=traced.output,
         recapture=capture_once_per_size(model, recapture),
     )
-
-
-def _refuse_trained_loss(loss: Any) -> None:
-    """Raises InputError if a loss is a module with parameters that are trained."""
-    criterion = loss.criterion if isinstance(loss, Supervised) else loss
-    if isinstance(criterion, nn.Module) and any(p.requires_grad for p in criterion.parameters()):
-        raise InputError("the loss has parameters of its own: make it a part of the model.")
-
-
-def _source_location(node: Node) -> str:
-    """Returns the place in the user's code that a node comes from, as torch.export records it, or ""."""
-    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
-    frame_lines = [
-        i for i, line in enumerate(lines)
-        if line.strip().startswith("File ") and os.path.dirname(__file__) not in line
-    ]  # fmt: skip
-    if not frame_lines:
-        return ""
-    match = re.search(r'File "(.*)", line (\d+), in (\w+)', lines[frame_lines[-1]])
-    code = lines[frame_lines[-1] + 1].strip() if frame_lines[-1] + 1 < len(lines) else ""
-    return f" ({match[1]}:{match[2]} in {match[3]}: {code})" if match else ""
 
 
 def _depends_on_data(meta: Any) -> bool:
@@ -163,18 +139,15 @@ class _Translation:
             n for n, m in model.named_modules() if not any(True for _ in m.children())
         }
 
-    def build_graph(
-        self,
-        name: str,
-        metric_names: Sequence[str],
-        first_is_loss: Callable[[Sequence[Value]], bool],
-    ) -> Graph:
+    def build_graph(self, name: str, step: StepModule, metric_names: Sequence[str]) -> Graph:
         """Translates the program, which returns the loss if there is one, then metrics, then outputs."""
         self.placeholders.read()
         self._translate_nodes(self.program.graph_module)
         results = self._results()
-        loss = results.pop(0).name if first_is_loss(results) else None
+        loss = results.pop(0).name if step.first_is_loss(results) else None
         metrics = {m: self._as_op_output(results.pop(0)).name for m in metric_names}
+        if step.copies_outputs:
+            results = [self._as_op_output(value) for value in results]
         outputs = [value.name for value in results]
         updates = {b: self._as_op_output(value).name for b, value in self.memory.updates.items()}
         states = [*self.model.named_parameters(), *self.model.named_buffers()]
@@ -230,7 +203,7 @@ class _Translation:
                 try:
                     self._translate_call(node)
                 except InputError as error:
-                    raise InputError(f"{error}{_source_location(node)}") from error
+                    raise InputError(f"{error}{source_location(node)}") from error
 
     def _translate_subgraph(self, node: Node) -> None:
         """Translates a block under `no_grad` or `autocast`, which torch.export keeps as a subgraph."""

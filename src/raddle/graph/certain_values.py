@@ -30,6 +30,11 @@ COMPARISONS: dict[Any, Compare] = {
     **dict.fromkeys((torch.gt, Tensor.gt, Tensor.__gt__), operator.gt),
     **dict.fromkeys((torch.ge, Tensor.ge, Tensor.__ge__), operator.ge),
 }
+# The code of torch and of raddle, and code without a file, is not the user's. With a separator at the end:
+# torchvision is no part of torch.
+LIBRARIES = (
+    os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep, "<",
+)  # fmt: skip
 LARGEST_UNIFORM = 1 - 2**-53  # the largest number that torch.rand gives, in float64
 
 
@@ -45,7 +50,8 @@ class CertainValues(TorchFunctionMode):
         self.uniform: dict[int, Tensor] = {}  # results of torch.rand
         # Results of comparisons with uniform numbers; None: the answer depends on chance.
         self.comparisons: dict[int, tuple[Tensor, bool | None]] = {}
-        self.ranges: dict[int, tuple[Tensor, list[Any]]] = {}  # results of torch.arange
+        # Results of torch.arange, and their elements
+        self.constants: dict[int, tuple[Tensor, list[int] | int]] = {}
 
     def __torch_function__(
         self,
@@ -57,15 +63,23 @@ class CertainValues(TorchFunctionMode):
         first = id(args[0]) if args else 0
         if func is Tensor.__bool__ and first in self.comparisons:
             return _certain(self.comparisons[first][1])
-        if func is Tensor.tolist and first in self.ranges:
-            return list(self.ranges[first][1])
-        for argument in (*args, *(kwargs or {}).values()):
-            self.ranges.pop(id(argument), None)  # the call may write to it, or make a view of it
+        if func is Tensor.item and first in self.constants:
+            return self.constants[first][1]
         result = func(*args, **(kwargs or {}))
+        if func is Tensor.unbind and first in self.constants:  # a part of `tolist`
+            _, numbers = self.constants.pop(first)
+            assert isinstance(numbers, list)
+            for element, number in zip(result, numbers, strict=True):
+                self.constants[id(element)] = element, number
+        elif result is None or isinstance(result, (Tensor, list, tuple)):
+            # The call may have written to a constant, or made a view of it. Calls that ask for its shape
+            # or type return something else.
+            for argument in (*args, *(kwargs or {}).values()):
+                self.constants.pop(id(argument), None)
         if func is torch.rand:
             self.uniform[id(result)] = result
         elif func is torch.arange and all(type(a) is int for a in args) and not kwargs:
-            self.ranges[id(result)] = result, list(range(*args))
+            self.constants[id(result)] = result, list(range(*args))
         elif func in COMPARISONS and first in self.uniform and isinstance(args[1], (int, float)):
             lowest, highest = (COMPARISONS[func](u, args[1]) for u in (0.0, LARGEST_UNIFORM))
             self.comparisons[id(result)] = result, lowest if lowest == highest else None
@@ -87,8 +101,7 @@ def _certain(answer: bool | None) -> bool:
 
 def _calling_line() -> str:
     """Returns the file and line of the code that asked, or ""."""
-    libraries = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
     for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith((*libraries, "<")):
+        if not frame.filename.startswith(LIBRARIES):
             return f" (at {frame.filename}:{frame.lineno} in {frame.name}: {frame.line})"
     return ""

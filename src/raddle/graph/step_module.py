@@ -38,8 +38,11 @@ class Traced:
 class StepModule(nn.Module):
     """The module followed by its loss; returns the loss, the metrics, then the module's output tensors.
 
-    The arguments of `forward` are the tensors of the batch, in order.
+    The arguments of `forward` are the tensors of the batch, in order. copies_outputs: outputs that no
+    operator computes, such as an input that is returned, become copies in the graph.
     """
+
+    copies_outputs = False
 
     def __init__(self, model: nn.Module, batch: Any, loss: Loss | None) -> None:
         super().__init__()
@@ -47,6 +50,11 @@ class StepModule(nn.Module):
             raise InputError(f"capture takes an nn.Module, not a {type(model).__name__}.")
         if loss is not None and not callable(loss):
             raise InputError(f"the loss is a {type(loss).__name__}: give loss(model, batch).")
+        criterion = loss.criterion if isinstance(loss, Supervised) else loss
+        if isinstance(criterion, nn.Module) and any(
+            p.requires_grad for p in criterion.parameters()
+        ):
+            raise InputError("the loss has parameters of its own: make it a part of the model.")
         self.model = model
         # In a tuple, so that tensors of a loss module become constants, not parameters of the model.
         self._loss, self._batch = (loss,), (batch,)
@@ -112,6 +120,8 @@ class OutputModule(StepModule):
 
     positional: the number of the first arguments that are not passed by keyword.
     """
+
+    copies_outputs = True
 
     def __init__(self, model: nn.Module, batch: Mapping[str, Any], positional: int) -> None:
         super().__init__(model, batch, None)

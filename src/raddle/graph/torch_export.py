@@ -11,6 +11,7 @@ import copy
 import io
 import logging
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -20,9 +21,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
 from raddle.errors import InputError
-from raddle.graph.certain_values import CertainValues
+from raddle.graph.certain_values import LIBRARIES, CertainValues
 from raddle.graph.snapshot import restore_on_exit
 from raddle.graph.step_module import StepModule, Traced
 
@@ -133,15 +135,22 @@ def _user_location(error: BaseException) -> str:
 
     The place is the innermost frame that is neither in torch nor in raddle.
     """
-    # With a separator at the end: torchvision is no part of torch.
-    library_folders = tuple(
-        os.path.dirname(file) + os.sep for file in (torch.__file__, os.path.dirname(__file__))
-    )
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
-        if (
-            not frame.filename.startswith((*library_folders, "<"))
-            and "contextlib" not in frame.filename
-        ):
+        if not frame.filename.startswith(LIBRARIES) and "contextlib" not in frame.filename:
             return f" at {frame.filename}:{frame.lineno} in {frame.name} ({frame.line})"
     return ""
+
+
+def source_location(node: Node) -> str:
+    """Returns the place in the user's code that a node comes from, as torch.export records it, or ""."""
+    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
+    frame_lines = [
+        i for i, line in enumerate(lines)
+        if line.strip().startswith("File ") and os.path.dirname(__file__) not in line
+    ]  # fmt: skip
+    if not frame_lines:
+        return ""
+    match = re.search(r'File "(.*)", line (\d+), in (\w+)', lines[frame_lines[-1]])
+    code = lines[frame_lines[-1] + 1].strip() if frame_lines[-1] + 1 < len(lines) else ""
+    return f" ({match[1]}:{match[2]} in {match[3]}: {code})" if match else ""

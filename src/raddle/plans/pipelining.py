@@ -186,9 +186,9 @@ def _validate_sums_of_stages(plan: Plan, stages: Mapping[str, int]) -> None:
 
     A replica of the stage moves the sums with its tiles, device by device, to the devices of its worker.
     """
-    workers = workers_of(plan)
+    workers, planned = workers_of(plan), planned_workers(plan) if plan.sums else []
     for name, tiling in plan.sums.items():
-        worker = workers[planned_worker(plan, stages[name])]
+        worker = workers[planned[stages[name]]]
         if not set(tiling.devices) <= set(worker):
             raise InputError(
                 f"'{name}' of stage {stages[name]} is summed on devices {sorted(set(tiling.devices))}, but "
@@ -260,8 +260,7 @@ def _validate_workers(plan: Plan) -> None:
                     f"device {d} belongs to workers {worker_of[d]} and {w}, but may belong to one: take it "
                     "out of one of them, or list one worker with the devices of both."
                 )
-    for s in range(len(plan.stages)):
-        planned_worker(plan, s)  # raises InputError if there is none
+    planned_workers(plan)  # raises InputError if a stage has none
     schedule = schedule_of(plan)
     if schedule.split and not plan.split_backward:
         raise InputError(
@@ -271,13 +270,19 @@ def _validate_workers(plan: Plan) -> None:
         workers_of_micro_batch(plan, schedule, m)  # raises InputError if a worker does not fit
 
 
-def planned_worker(plan: Plan, s: int) -> int:
-    """Returns the worker on whose devices the plan's tiles place stage s."""
-    devices = set(stage_devices(plan, s))
-    for w, worker_devices in enumerate(workers_of(plan)):
-        if devices <= set(worker_devices):
-            return w
-    raise InputError(f"stage {s} is on devices {sorted(devices)}, which no worker has together.")
+def planned_workers(plan: Plan) -> list[int]:
+    """Returns, by stage, the worker on whose devices the plan's tiles place it."""
+    worker_devices = [set(devices) for devices in workers_of(plan)]
+    workers = []
+    for s in range(len(plan.stages)):
+        devices = set(stage_devices(plan, s))
+        w = next((w for w, others in enumerate(worker_devices) if devices <= others), None)
+        if w is None:
+            raise InputError(
+                f"stage {s} is on devices {sorted(devices)}, which no worker has together."
+            )
+        workers.append(w)
+    return workers
 
 
 def workers_of_micro_batch(plan: Plan, schedule: Schedule, m: int) -> tuple[int, ...]:
@@ -286,9 +291,9 @@ def workers_of_micro_batch(plan: Plan, schedule: Schedule, m: int) -> tuple[int,
     Raises InputError if such a worker has more or fewer devices than the stage.
     """
     stage_workers = tuple(schedule.worker(s, m) for s in range(len(plan.stages)))
-    workers = workers_of(plan)
+    workers, planned = workers_of(plan), planned_workers(plan)
     for s, w in enumerate(stage_workers):
-        planned_devices = workers[planned_worker(plan, s)]
+        planned_devices = workers[planned[s]]
         if len(workers[w]) != len(planned_devices):
             raise InputError(
                 f"stage {s} has {len(planned_devices)} devices, but worker {w}, which runs micro-batch "
@@ -301,10 +306,10 @@ def move_tiles(
     plan: Plan, stage_workers: Sequence[int], tiles: Mapping[str, Tiling]
 ) -> dict[str, Tiling]:
     """Moves tiles to the workers that run each stage (`stage_workers`), device by device."""
-    workers, stages = workers_of(plan), stage_of(plan)
+    workers, planned, stages = workers_of(plan), planned_workers(plan), stage_of(plan)
     moves = []  # by stage, planned device -> device of the worker; empty: stay
     for s, w in enumerate(stage_workers):
-        planned_devices = workers[planned_worker(plan, s)]
+        planned_devices = workers[planned[s]]
         moves.append(
             {}
             if workers[w] == planned_devices

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from raddle.program.collective import recognise_collective
 from raddle.program.message_kind import MessageKind
@@ -15,16 +15,19 @@ class InstructionWriter:
 
     devices: how many the plan has. track_latest: whether `latest` has, for each device, the number of its
     last Run or Merge. It is needed where gradients are sent after the whole backward: each waits for the
-    `latest` instruction of its senders.
+    `latest` instruction of its senders. look: is called for every instruction, see `lower`.
     """
 
-    def __init__(self, devices: int, *, track_latest: bool = False) -> None:
-        self.devices, self._track_latest = devices, track_latest
+    def __init__(
+        self, devices: int, *, track_latest: bool = False, look: Callable[[], None] = lambda: None
+    ) -> None:
+        self.devices, self._track_latest, self._look = devices, track_latest, look
         self.instructions: list[Instruction] = []
         self.latest: dict[int, list[int]] = {}  # by device, a list with one number
 
     def emit(self, instruction: Instruction) -> int:
         """Appends an instruction, and returns its number."""
+        self._look()
         self.instructions.append(instruction)
         if self._track_latest and isinstance(instruction, Run | Merge):
             self.latest.update((d, [len(self.instructions) - 1]) for d in instruction.devices)

@@ -14,7 +14,7 @@ is, their places in the list.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from raddle.errors import InputError
 from raddle.graph.gradients import active_values
@@ -37,15 +37,18 @@ from raddle.program.variants import Variants
 from raddle.program.weight_versions import with_versions
 
 
-def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
+def lower(
+    graph: Graph, plan: Plan, *, train: bool = True, look: Callable[[], None] = lambda: None
+) -> Program:
     """Returns the program of a plan: `plan.steps` steps of `plan.microbatches` micro-batches.
 
     graph: that of the largest micro-batch. The program's graph has the dtypes of the plan's precision.
-    train: False gives a program of forwards only.
+    train: False gives a program of forwards only. look: is called for every operator and instruction; a
+    search looks at its clock there, and may raise an exception.
     """
     validate(plan, graph)
     graph = in_precision(graph, plan.parsed_precision)
-    lowering = _Lowering(graph, plan, active_values(graph) if train else frozenset())
+    lowering = _Lowering(graph, plan, active_values(graph) if train else frozenset(), look)
     lowering.write()
     parameters, instructions = lowering.parameters, lowering.writer.instructions
     if is_greedy(plan):
@@ -79,12 +82,16 @@ def _refuse_shared_parameters(parameters: ParameterLayout) -> None:
 class _Lowering:
     """Writes a program. Micro-batches write their instructions through it (micro_batch.ProgramWriter)."""
 
-    def __init__(self, graph: Graph, plan: Plan, active: frozenset[str]) -> None:
+    def __init__(
+        self, graph: Graph, plan: Plan, active: frozenset[str], look: Callable[[], None]
+    ) -> None:
         # overlap: a step begins before the updates of the last one. active: values that need a gradient.
         self.graph, self.plan, self.overlap = graph, plan, is_asynchronous(plan)
-        self.variants = Variants(graph, plan, active)
+        self.variants = Variants(graph, plan, active, look)
         self.actions = self.variants.actions
-        self.writer = InstructionWriter(plan.devices, track_latest=plan.parsed_sync.after_backward)
+        self.writer = InstructionWriter(
+            plan.devices, track_latest=plan.parsed_sync.after_backward, look=look
+        )
         self.parameters = ParameterLayout(graph, plan, self.variants.lowered)
         self.gradients = GradientSync(self.parameters, self.writer, overlap=self.overlap)
         self.micro_batches: dict[tuple[int, int], MicroBatch] = {}  # by step and number

@@ -11,7 +11,7 @@ that is merged from parts, with the devices that merge it (program.py). A stage 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -41,8 +41,13 @@ from raddle.program.value_holders import (
 )
 
 
-def lower_variant(graph: Graph, plan: Plan, active: frozenset[str]) -> LoweredVariant:
-    """Works out merges and messages for all operators. active: the values whose gradient is needed."""
+def lower_variant(
+    graph: Graph, plan: Plan, active: frozenset[str], look: Callable[[], None] = lambda: None
+) -> LoweredVariant:
+    """Works out merges and messages for all operators.
+
+    active: the values whose gradient is needed. look: is called for every operator, see `lower`.
+    """
     lowered = LoweredVariant(
         graph,
         plan,
@@ -55,6 +60,7 @@ def lower_variant(graph: Graph, plan: Plan, active: frozenset[str]) -> LoweredVa
         ),
     )
     for op in graph.ops:
+        look()
         lowered.add_op(op)
     return lowered
 

@@ -7,6 +7,7 @@ the schedule with its devices. Each variant has its own graph or its own tiles.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
@@ -28,15 +29,22 @@ from raddle.program.program import Key
 class Variants:
     """The variants of a program, numbered in the order in which micro-batches need them.
 
-    Variant 0 is that of the first micro-batch. active: the values whose gradient is needed.
+    Variant 0 is that of the first micro-batch. active: the values whose gradient is needed. look: is called
+    for every operator, see `lower`.
     """
 
-    def __init__(self, graph: Graph, plan: Plan, active: frozenset[str]) -> None:
-        self.graph, self.plan, self.active = graph, plan, active
+    def __init__(
+        self, graph: Graph, plan: Plan, active: frozenset[str],
+        look: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.graph, self.plan, self.active, self.look = graph, plan, active, look
         self.sizes = micro_batch_sizes(plan, graph)  # samples of each micro-batch
         self.lowered: list[LoweredVariant] = []  # by number
         # By micro-batch size and the workers of all stages, the number of the variant.
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._stage_workers: dict[
+            int, tuple[int, ...]
+        ] = {}  # by micro-batch, the worker of each stage
         self._variant_number(0, 0)
 
     @cached_property
@@ -53,11 +61,13 @@ class Variants:
         through all steps where steps overlap.
         """
         graph, plan, size = self.graph, self.plan, self.sizes[micro_batch]
-        stage_workers = (
-            workers_of_micro_batch(plan, self.schedule, run_micro_batch)
-            if self.schedule is not None
-            else ()
-        )
+        if run_micro_batch not in self._stage_workers:
+            self._stage_workers[run_micro_batch] = (
+                workers_of_micro_batch(plan, self.schedule, run_micro_batch)
+                if self.schedule is not None
+                else ()
+            )
+        stage_workers = self._stage_workers[run_micro_batch]
         if (size, stage_workers) not in self._numbers:
             if size != graph.batch:
                 graph, plan = resize(plan, graph, graph.for_batch(size))
@@ -69,7 +79,7 @@ class Variants:
                 )
                 plan = replace(plan, tiles=tiles, sums=sums)
             self._numbers[size, stage_workers] = len(self.lowered)
-            self.lowered.append(lower_variant(graph, plan, self.active))
+            self.lowered.append(lower_variant(graph, plan, self.active, self.look))
         return self._numbers[size, stage_workers]
 
     @cached_property

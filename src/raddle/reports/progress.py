@@ -15,7 +15,13 @@ from time import monotonic
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 PROGRESS_SECONDS = 0.1  # shortest time between two lines of JSON
 
@@ -33,12 +39,19 @@ def spinner(message: str) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(message: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Show a bar on stderr, if it is a terminal, and yield the function that moves the bar.
+    """Show a bar on stderr with the elapsed and remaining time, and yield the function that moves the bar.
+
+    Nothing is shown if stderr is no terminal.
 
     message: stands before the bar. "done" and "of" may be left out if the amount of work is unknown.
     """
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:

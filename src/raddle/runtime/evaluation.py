@@ -67,7 +67,7 @@ class Evaluation:
             self.executor.store.drop(
                 s.slot for s in self.executor.rank_actions.sources_with_role("parameter")
             )
-        return StepResult(loss, self.executor.step_metrics[0])
+        return StepResult(loss, self.executor.losses.metrics.by_step[0])
 
     def output_of(self, batch: Any, step: int) -> Any:
         """Returns what the module returns for a batch, with full tensors on the CPU of every rank."""

@@ -53,7 +53,6 @@ from raddle.runtime.execution.compiled_functions import CompiledFunctions
 from raddle.runtime.execution.input_feeder import InputFeeder, ReadInput
 from raddle.runtime.execution.losses import Losses
 from raddle.runtime.execution.message_exchange import Messages
-from raddle.runtime.execution.metrics import Metrics
 from raddle.runtime.execution.overlapping_parameter_updater import OverlappingParameterUpdater
 from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.execution.segments import Segments
@@ -100,8 +99,6 @@ class Executor:
         )
         self.store = Store(rank_actions.shapes, torch.device(place), rank_actions.gathered)
         self.losses = Losses(program, transport, self.store, scaler)
-        self.metrics = Metrics(program, transport, self.store)
-        self.step_metrics: list[dict[str, Tensor]] = []  # of each step of the last run, by name
         self.parameter_updater = _make_updater(program, rank_actions, transport, self.store)
         precision = program.plan.parsed_precision
         self.segments = Segments(
@@ -133,7 +130,7 @@ class Executor:
             AwaitMessage: self.messages.await_message,
             UpdateBuffers: partial(buffer_updates.update_buffers, self.store),
             RecordLoss: self.losses.record,
-            RecordMetric: self.metrics.record,
+            RecordMetric: self.losses.metrics.record,
             **self.parameter_updater.handlers,
         }
         # Makes the communicators that earlier programs of this rank have not made.
@@ -250,7 +247,6 @@ class Executor:
         self.parameter_updater.begin(updating=update)
         self.messages.begin(updating=update)
         self.losses.begin(weight)
-        self.metrics.begin()
         self.input_feeder.begin(read_input, step)
         handlers = (
             self._handlers if update else {**self._handlers, **dict.fromkeys(UPDATE_ACTIONS, _skip)}
@@ -260,7 +256,7 @@ class Executor:
             self._run_all(partial(self._run_in_order, handlers))
         self.messages.finish()
         losses = self.losses.wait()
-        self.step_metrics = self.metrics.wait()
+        self.losses.metrics.wait()
         self.transport.check()  # raises if another rank has failed
         return losses
 

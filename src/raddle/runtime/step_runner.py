@@ -86,7 +86,7 @@ class StepRunner:
 
     def metrics(self) -> list[dict[str, Tensor]]:
         """Returns the metrics of each step of the last run."""
-        return self._running_executor.step_metrics
+        return self._running_executor.losses.metrics.by_step
 
     def set_seed(self, seed: int) -> None:
         """Sets the seed of random numbers in all executors."""

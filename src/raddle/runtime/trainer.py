@@ -110,22 +110,26 @@ def parallelize(
         raise InputError(f"accumulate is {accumulate}: it needs at least one step.")
     transport = transport or join(place, backend, timeout)
     try:
-        return _trainer(
+        return make_trainer(
             model, plan, optimizer, transport, place, loss=loss, example=example, graph=graph,
             dropout=dropout, seed=seed, accumulate=accumulate, clip_norm=clip_norm, precision=precision,
-            check_finite=check_finite, functions=CompiledFunctions(compile_mode(compile, place)),
+            check_finite=check_finite, compile=compile,
         )  # fmt: skip
     except BaseException as error:
         transport.fail(str(error))
         raise
 
 
-def _trainer(
+def make_trainer(
     model: nn.Module, plan: Any, optimizer: MakeOptimizer, transport: Transport, place: torch.device,
-    *, loss: Loss | None, example: Any, graph: Graph | None, dropout: str | None,
-    precision: str | None, **settings: Any,
+    *, loss: Loss | None, graph: Graph | None, example: Any = None, dropout: str | None = None,
+    precision: str | None = None,
+    compile: bool | str = "auto", **settings: Any,
 ) -> Trainer:  # fmt: skip
-    """Returns a trainer: checks the plan against ranks and module, and lowers it to a program."""
+    """Returns a trainer: checks the plan against ranks and module, and lowers it to a program.
+
+    The arguments are those of `parallelize`; if it fails, the other ranks are not told.
+    """
     plan_or_content = plan if isinstance(plan, Plan | Mapping) else plan_file.read(plan)
     devices = (
         plan_or_content.devices if isinstance(plan_or_content, Plan) else plan_or_content["devices"]
@@ -162,7 +166,10 @@ def _trainer(
     # overlap, many. Longer trainings run the program again and again.
     program = lower(graph, plan_for_running(parsed_plan))
     check(program)
-    return Trainer(model, program, optimizer, transport, place, loss=loss, **settings)
+    functions = CompiledFunctions(compile_mode(compile, place))
+    return Trainer(
+        model, program, optimizer, transport, place, loss=loss, functions=functions, **settings
+    )
 
 
 def warn_of_emulation(precision: Precision, place: torch.device) -> None:
@@ -260,6 +267,7 @@ class Trainer(SavedState):
                 f"the schedule '{self.plan.schedule}' overlaps steps: use trainer.train(batches), which "
                 "takes several."
             )
+        self.optimizer_step.grad_norm = None  # if this step only accumulates, there is none
         loss = self.step_runner.run_step(batch, self.steps)
         self.steps += 1
         (metrics,) = self.step_runner.metrics()

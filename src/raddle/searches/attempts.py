@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raddle.errors import FailedCandidate, InputError
+from raddle.errors import FailedCandidate, InputError, OutOfTime
 
 
 class Failure(NamedTuple):
@@ -38,11 +38,11 @@ class Attempts:
     def attempt(self, name: str) -> Iterator[None]:
         """Runs the `with` block of one candidate: an exception in it is recorded and suppressed.
 
-        MemoryError is raised again, and KeyboardInterrupt is not caught: both end the search.
+        MemoryError and OutOfTime are raised again, KeyboardInterrupt is not caught: they end the search.
         """
         try:
             yield
-        except MemoryError:
+        except (MemoryError, OutOfTime):
             raise
         except InputError as error:
             self.failures.append(Failure(name, str(error), refused=True))

@@ -8,17 +8,17 @@ through the host's memory. P3 and smaller buckets are tried only if every device
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 from raddle.clusters import Cluster
 from raddle.costs.host_overhead import has_host_overhead
-from raddle.errors import InputError
+from raddle.errors import InputError, OutOfTime
 from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.plan import Plan
 from raddle.plans.sync.servers import DEFAULT_SLICE
 from raddle.program.program import Move, Reduce
+from raddle.searches.nodes import devices_per_node
 from raddle.simulation.timeline import Timeline
 
 # Sizes of buckets in bytes: 2 MiB, 512 KiB. All-reduces of small buckets start earlier, but each costs a
@@ -44,37 +44,36 @@ def with_fastest_sync(
     """Returns the plan with the fastest sync kind and bucket size; a change must be faster by MARGIN.
 
     step_seconds: predicts the seconds of a step of a plan. with_order: adds the order of its slices to a
-    `p3:collective` plan.
+    `p3:collective` plan. If either raises OutOfTime, the fastest so far is returned.
     """
     if is_asynchronous(plan) or len(cluster.devices) == 1:
         return plan
     nodes = {device.node for device in cluster.devices}
     one_device_per_node = 1 < len(nodes) == len(cluster.devices)
-    fastest_seconds, fastest = (
-        _with_buckets_or_p3(plan, step_seconds)
-        if one_device_per_node
-        else (step_seconds(plan), plan)
-    )
-    candidates = [with_order(replace(plan, sync="p3:collective"))]
-    if group_size := _devices_per_node(cluster):
-        candidates.append(replace(plan, sync=f"sharded,group={group_size}"))
-    for candidate in candidates:
-        try:
-            seconds = step_seconds(candidate)
-        except InputError:
-            if not candidate.parsed_sync.group_size:
-                raise
-            continue  # the plan's tiles do not allow such groups
-        if seconds < (1 - MARGIN) * fastest_seconds:
-            fastest_seconds, fastest = seconds, candidate
+    fastest = plan
+    try:
+        fastest_seconds, fastest = (
+            _with_buckets_or_p3(plan, step_seconds)
+            if one_device_per_node
+            else (step_seconds(plan), plan)
+        )
+        candidates = [replace(plan, sync="p3:collective")]
+        if group_size := devices_per_node(cluster):
+            candidates.append(replace(plan, sync=f"sharded,group={group_size}"))
+        for candidate in candidates:
+            try:
+                if candidate.parsed_sync.collective:
+                    candidate = with_order(candidate)
+                seconds = step_seconds(candidate)
+            except InputError:
+                if not candidate.parsed_sync.group_size:
+                    raise
+                continue  # the plan's tiles do not allow such groups
+            if seconds < (1 - MARGIN) * fastest_seconds:
+                fastest_seconds, fastest = seconds, candidate
+    except OutOfTime:
+        pass
     return fastest
-
-
-def _devices_per_node(cluster: Cluster) -> int:
-    """Returns how many devices every node has; 0 if nodes differ, have one device, or there is one node."""
-    counts = Counter(device.node for device in cluster.devices)
-    sizes = set(counts.values())
-    return sizes.pop() if len(counts) > 1 and len(sizes) == 1 and sizes != {1} else 0
 
 
 def _with_buckets_or_p3(plan: Plan, step_seconds: Callable[[Plan], float]) -> tuple[float, Plan]:

@@ -16,6 +16,7 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plans.pipelining import is_asynchronous
 from raddle.plans.plan import DEFAULT_BUCKET, Plan
+from raddle.plans.sync import DEFAULT
 from raddle.plans.value_dtypes import in_precision
 from raddle.searches.attempts import Attempts
 from raddle.searches.bounds import lower_bound, why_unbounded
@@ -62,7 +63,7 @@ def plan_and_predict(
     The metrics are in the row, and also in the plan as `plan.predicted`. result: what the method has
     returned already; None: the method is run. model, recompute: see planning.plan_for.
     """
-    settings = settings or Settings()
+    settings = (settings or Settings()).with_running_clock()
     started_at, attempts = settings.stopwatch.seconds, Attempts()
     with settings.stopwatch.paused_for_jit():
         result = result or run_method(graph, cluster, method, settings)
@@ -157,8 +158,14 @@ def speedup_over_data(evaluated: EvaluatedPlan, profile: Profile | None = None) 
     plan, _, timeline = evaluated
     if is_asynchronous(plan):
         return None
+    graph, cluster = timeline.program.graph, timeline.cluster
     try:
-        data = simulate_data_parallel(timeline.program.graph, plan, timeline.cluster, profile)
+        if plan.method in METHODS and METHODS[plan.method].sets_sync:
+            plain = replace(plan, sync=DEFAULT)
+            data = simulate_data_parallel(graph, plain, cluster, profile)
+            data = data or simulate_steps(graph, plain, cluster, profile)
+        else:
+            data = simulate_data_parallel(graph, plan, cluster, profile)
     except InputError:
         return None
     return 1.0 if data is None else data.step_seconds / timeline.step_seconds

@@ -65,19 +65,30 @@ def tiles(group: Group, configuration: Configuration) -> dict[str, Tiling]:
     }
 
 
+def degrees_up_to(limit: int, devices: int, *, powers_of_two: bool) -> list[int]:
+    """Returns the degrees of one letter, up to a limit.
+
+    powers_of_two: only powers of two and divisors of the number of devices.
+
+    >>> degrees_up_to(6, 6, powers_of_two=True)
+    [1, 2, 3, 4, 6]
+    """
+    return [
+        degree
+        for degree in range(1, limit + 1)
+        if not powers_of_two or degree & (degree - 1) == 0 or devices % degree == 0
+    ]
+
+
 def degrees(
     group: Group, max_parts: int, *, powers_of_two: bool = True, reduction: bool = False
 ) -> Iterator[tuple[int, ...]]:
     """Yields the degrees of every way to split a group into at most `max_parts` parts.
 
-    powers_of_two: only powers of two as degrees. reduction: summed letters may be split, too.
+    powers_of_two: see degrees_up_to. reduction: summed letters may be split, too.
     """
     options = [
-        [
-            degree
-            for degree in range(1, min(size, max_parts) + 1)
-            if not powers_of_two or degree & (degree - 1) == 0
-        ]
+        degrees_up_to(min(size, max_parts), max_parts, powers_of_two=powers_of_two)
         if reduction or letter not in group.reduced
         else [1]
         for letter, size in zip(group.letters, group.sizes, strict=True)

@@ -25,6 +25,7 @@ class Method(ABC):
     name: str
     has_stages: ClassVar[bool] = False  # the method takes a schedule, stages and micro-batches
     chooses_sync: ClassVar[bool] = False  # with sync "auto", its plan gets the fastest sync kind
+    sets_sync: ClassVar[bool] = False  # the sync kind is part of what the method is
     # In a comparison of methods, the method starts from the plans of the methods before it.
     starts_from_others: ClassVar[bool] = False
     jit_functions: ClassVar[tuple[JitFunctions, ...]] = ()  # numba functions that the method calls
@@ -36,7 +37,7 @@ class Method(ABC):
 
 @dataclass(frozen=True)
 class Search(Method):
-    """A method that searches for about `settings.budget` seconds."""
+    """A method that searches for `settings.budget` seconds (stopwatch.py), and looks at the clock."""
 
     # Default of settings.reduction: whether summed dimensions may be split.
     splits_sums: ClassVar[bool] = True
@@ -46,11 +47,11 @@ class Search(Method):
         if settings.reduction is None:
             settings = replace(settings, reduction=self.splits_sums)
         with settings.stopwatch.paused_for_jit():
-            return self.search(graph, cluster, settings)
+            return self.search(graph, cluster, settings.with_running_clock())
 
     @abstractmethod
     def search(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
         """Searches, and returns the tiles of the best plan. `settings.reduction` is not None here.
 
-        Time that numba takes to compile does not count towards the budget.
+        `settings.clock` runs: time that numba takes to compile does not count towards the budget.
         """

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
-from raddle.errors import InputError
+from raddle.errors import InputError, OutOfTime
 from raddle.graph.graph import Graph
 from raddle.plans.optimizers import check_optimizer
 from raddle.plans.plan import BN_SCOPES, Plan, describe_inputs, parameter_shapes
@@ -22,7 +22,7 @@ from raddle.searches.attempts import Attempts
 from raddle.searches.choose_sync import host_seconds, with_fastest_sync
 from raddle.searches.pins import read_pin
 from raddle.searches.recomputation import recompute_blocks
-from raddle.searches.registry import METHODS, method_named
+from raddle.searches.registry import METHODS, canonical_name, method_named
 from raddle.searches.settings import AUTO, BUDGET, OnProgress, SearchResult, Settings
 
 
@@ -72,11 +72,13 @@ def plan_for(
     (2, 'allreduce')
     """
     check_settings([method], bn=bn, sync=sync, precision=precision, optimizer=optimizer)
+    method = canonical_name(method)
     settings = Settings(
         bn=bn, sync=sync, precision=precision, optimizer=optimizer, profile=profile,
         reduction=reduction, budget=budget, seed=seed,
         pins=tuple(read_pin(pin) for pin in pins), on_progress=on_progress,
     )  # fmt: skip
+    settings = settings.with_running_clock()
     result = run_method(graph, cluster, method, settings)
     return build_plan(
         graph, cluster, method, result, settings, model=model, batch=batch, recompute=recompute
@@ -86,7 +88,7 @@ def plan_for(
 def run_method(graph: Graph, cluster: Cluster, method: str, settings: Settings) -> SearchResult:
     """Runs a method; returns its tiles and, for a search, how the search went."""
     graph = in_precision(graph, read_precision(settings.precision))
-    return METHODS[method].find(graph, cluster, settings)
+    return method_named(method).find(graph, cluster, settings)
 
 
 def build_plan(
@@ -132,34 +134,55 @@ def build_plan(
         plan = replace(
             plan, **{**pipeline_fields, "recompute": pipeline_fields["recompute"] or plan.recompute}
         )
-    if settings.sync == AUTO and method in METHODS and METHODS[method].chooses_sync:
+    if result.sync_is_needed:
+        plan = replace(plan, sync=result.sync)
+    elif settings.sync == AUTO and method in METHODS and METHODS[method].chooses_sync:
         with (attempts or Attempts()).attempt("other sync kinds"):
-            plan = _choose_sync(graph, plan, cluster, settings)
+            plan = _choose_sync(graph, plan, cluster, settings, result.sync)
     elif plan.parsed_sync.collective:  # p3:collective: the plan must say the order of its slices
         plan = _with_slice_order(graph, plan, cluster, settings)
     validate(plan, graph)
     return plan
 
 
-def _choose_sync(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings) -> Plan:
-    """Returns the plan with the fastest sync kind."""
+def _choose_sync(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings, sync: str) -> Plan:
+    """Returns the plan with the fastest sync kind of those for which there is time.
+
+    sync: a further sync kind, with which the search has timed the plan; "": none.
+    """
     from raddle.searches.predict import simulate_steps  # imports numba: only if needed
 
+    look = settings.running_clock.look
+
     def step_seconds(candidate: Plan) -> float:
-        timeline = simulate_steps(graph, candidate, cluster, settings.profile)
+        settings.on_progress(settings.running_clock.progress(f"sync {candidate.sync}"))
+        timeline = simulate_steps(graph, candidate, cluster, settings.profile, look)
         # host_seconds: CPU time for messages and all-reduces of slices. It is 0 if the cluster states host
         # overheads: the simulation then counts that time.
         return timeline.step_seconds + host_seconds(timeline)
 
-    return with_fastest_sync(
-        plan, cluster, step_seconds, lambda p: _with_slice_order(graph, p, cluster, settings)
+    fastest = with_fastest_sync(
+        plan, cluster, step_seconds, lambda p: _with_slice_order(graph, p, cluster, settings, look)
     )
+    if sync:
+        searched = replace(plan, sync=sync)
+        try:
+            return min(searched, fastest, key=step_seconds)
+        except OutOfTime:
+            return searched
+    return fastest
 
 
-def _with_slice_order(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings) -> Plan:
+def _with_slice_order(
+    graph: Graph,
+    plan: Plan,
+    cluster: Cluster,
+    settings: Settings,
+    look: Callable[[], None] = lambda: None,
+) -> Plan:
     from raddle.searches.slice_order import with_slice_order  # imports numba
 
-    return with_slice_order(graph, plan, cluster, settings.profile)
+    return with_slice_order(graph, plan, cluster, settings.profile, look)
 
 
 def check_pipeline(method: str, settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,14 +30,21 @@ METRICS = (
 
 
 def simulate_steps(
-    graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
+    graph: Graph,
+    plan: Plan,
+    cluster: Cluster,
+    profile: Profile | None = None,
+    look: Callable[[], None] = lambda: None,
 ) -> Timeline:
     """Returns the simulated timeline of a few steps of a plan.
 
     profile: measured times of operators; other operators are estimated from FLOPs and bytes.
+    look: is called again and again, so that a search can look at its clock (stopwatch.py).
     """
     steps = steps_to_simulate(plan, STEPS)  # more than STEPS if steps overlap
-    return simulate(lower(graph, replace(plan, steps=steps)), cluster, profile)
+    return simulate(
+        lower(graph, replace(plan, steps=steps), look=look), cluster, profile, look=look
+    )
 
 
 def predicted_metrics(timeline: Timeline) -> dict[str, Any]:

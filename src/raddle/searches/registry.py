@@ -9,7 +9,10 @@ from pkgutil import iter_modules
 
 from raddle.errors import InputError
 from raddle.searches import baselines
+from raddle.searches.aliases import ALIASES
 from raddle.searches.auto import Auto
+from raddle.searches.experts import ShardedData, SplitByDegrees, ThreeD
+from raddle.searches.experts.sharding import SYNC_KINDS
 from raddle.searches.flexflow import FlexFlow
 from raddle.searches.hypergraph import HypergraphSearch
 from raddle.searches.jit_warmup import JitFunctions
@@ -21,6 +24,10 @@ METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
         *map(baselines.Baseline, baselines.BASELINES),
+        *map(ShardedData, SYNC_KINDS),
+        SplitByDegrees("megatron", "megatron"),
+        SplitByDegrees("context", "context"),
+        ThreeD("3d"),
         OptCNN("optcnn"),
         FlexFlow("flexflow"),
         # The second argument says what is assigned to devices (hypergraph/__init__.py).
@@ -36,11 +43,21 @@ NOT_METHODS = ("raddle.searches.explanation",)  # folders of this package withou
 
 
 def method_named(name: str) -> Method:
-    """Returns the method of this name. Raises InputError, with similar names, if there is none."""
-    if name not in METHODS:
-        close = get_close_matches(name, METHODS, n=3, cutoff=0.5) or METHODS
-        raise InputError(f"no method '{name}': choose {' or '.join(close)}.")
-    return METHODS[name]
+    """Returns the method of this name or alias. Raises InputError with similar names if there is none."""
+    if name not in METHODS and name not in ALIASES:
+        close = get_close_matches(name, [*METHODS, *ALIASES], n=3, cutoff=0.5) or METHODS
+        raise InputError(f"no method '{name}': choose {' or '.join(map(_with_meaning, close))}.")
+    return METHODS[ALIASES.get(name, name)]
+
+
+def canonical_name(name: str) -> str:
+    """Returns the name of the method for its name or an alias; raises InputError if there is none."""
+    return method_named(name).name
+
+
+def _with_meaning(name: str) -> str:
+    """Returns a name and, of an alias, the method: "zero3 (fsdp)"."""
+    return f"{name} ({ALIASES[name]})" if name in ALIASES else name
 
 
 def jit_functions_of(names: Iterable[str]) -> list[JitFunctions]:

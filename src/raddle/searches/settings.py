@@ -1,4 +1,4 @@
-"""The settings that a search takes, the result that it returns, and the clock of its time budget.
+"""The settings that a search takes, and the result that it returns.
 
 A start is a plan from which a search begins (starts.py). A proposal is a changed plan that a Markov chain
 (flexflow/chain.py) times, and accepts or rejects.
@@ -6,8 +6,9 @@ A start is a plan from which a search begins (starts.py). A proposal is a change
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from raddle.costs.profile import Profile
@@ -17,7 +18,7 @@ from raddle.plans.sync import DEFAULT
 from raddle.searches.attempts import Failure
 from raddle.searches.grids import Tiles
 from raddle.searches.pins import Pin
-from raddle.searches.stopwatch import Stopwatch
+from raddle.searches.stopwatch import Clock, Stopwatch
 
 BUDGET = 30.0  # seconds
 # Receives progress reports: {"step": text for the user, "done": units that are done, "of": all units, ...}.
@@ -38,7 +39,8 @@ class Settings:
     optimizer: str = "sgd"  # plans/optimizers.py
     profile: Profile | None = None  # measured times of operators, if any
     reduction: bool | None = None  # may summed dimensions be split? None: the method decides
-    powers_of_two: bool = True  # split dimensions into powers of two only
+    # Split dimensions into powers of two only, and into divisors of the number of devices.
+    powers_of_two: bool = True
     budget: float = BUDGET  # seconds
     proposals: int | None = None  # stop after this many proposals of the Markov chains
     seed: int = 0  # of the random numbers of a search
@@ -50,6 +52,21 @@ class Settings:
     starts: Mapping[str, Tiles] = field(default_factory=dict)  # further starts of `auto`, by name
     on_progress: OnProgress = field(default=lambda step: None, repr=False)
     stopwatch: Stopwatch = field(default_factory=Stopwatch, repr=False, compare=False)
+    # The clock of a search that has begun; its parts get it with the settings. None: it begins now.
+    clock: Clock | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def running_clock(self) -> Clock:
+        """The clock of the search, or a new one if none has been started.
+
+        With a number of proposals the clock never expires: equal settings then give equal plans.
+        """
+        budget = math.inf if self.proposals is not None else self.budget
+        return self.clock or Clock(budget, self.stopwatch)
+
+    def with_running_clock(self) -> Settings:
+        """Returns the settings with a clock that runs, for all that the search calls."""
+        return replace(self, clock=self.running_clock)
 
     @property
     def plan_fields(self) -> dict[str, Any]:
@@ -103,28 +120,14 @@ class SearchResult:
     stopped: str = ""
     history: tuple[BestSoFar, ...] = ()  # a point for each improvement of the best time
     recompute: int | None = None  # number of blocks for activation checkpointing
+    # The sync kind that belongs to the plan, such as ZeRO where memory is short; "": any will do.
+    sync: str = ""
+    sync_is_needed: bool = (
+        False  # with another one, the plan would be another method's, or would not fit
+    )
     pipeline: PipelineResult | None = None  # None: no stages and micro-batches
     # By operator, the devices that merge its partial sums, if the search has chosen them (Plan.sums).
     sums: Tiles = field(default_factory=dict)
     lower_bound_ms: float | None = None
     tried: Sequence[Mapping[str, Any]] = ()  # rows of all candidates, the slower ones too
     failed: Sequence[Failure] = ()  # candidates without a plan
-
-
-class Clock:
-    """The time budget of a search: seconds since it began, and whether the budget is used up.
-
-    budget: seconds.
-    """
-
-    def __init__(self, budget: float, stopwatch: Stopwatch | None = None) -> None:
-        self.stopwatch = stopwatch or Stopwatch()
-        self.started_at, self.budget = self.stopwatch.seconds, budget
-
-    @property
-    def seconds(self) -> float:
-        return self.stopwatch.seconds - self.started_at
-
-    @property
-    def expired(self) -> bool:
-        return self.seconds >= self.budget

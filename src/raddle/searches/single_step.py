@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -22,10 +23,17 @@ class StepTime(NamedTuple):
 
 
 def simulate_single_step(
-    graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
+    graph: Graph,
+    plan: Plan,
+    cluster: Cluster,
+    profile: Profile | None = None,
+    look: Callable[[], None] = lambda: None,
 ) -> StepTime:
-    """Returns the time and the load of a single step of a plan, by the full simulation."""
-    timeline = simulate(lower(graph, plan), cluster, profile)
+    """Returns the time and the load of a single step of a plan, by the full simulation.
+
+    look: see predict.simulate_steps.
+    """
+    timeline = simulate(lower(graph, plan, look=look), cluster, profile, look=look)
     tasks = timeline.tasks
     load = np.zeros(tasks.resources, np.int64)  # by resource: a device or a link
     # A task occupies up to two resources; -1: none.

@@ -10,6 +10,7 @@ A bundle is the slices that are synchronised together, here in one all-reduce.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -24,18 +25,22 @@ from raddle.simulation.timeline import simulate
 
 
 def with_slice_order(
-    graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
+    graph: Graph,
+    plan: Plan,
+    cluster: Cluster,
+    profile: Profile | None = None,
+    look: Callable[[], None] = lambda: None,
 ) -> Plan:
     """Returns the plan with `order`: the numbers of the bundles as a simulation starts them.
 
     One step is simulated, without messages of the step before. That is enough: the next forward waits for
-    all slices, so that no all-reduce lasts into the next backward.
+    all slices, so that no all-reduce lasts into the next backward. look: see predict.simulate_steps.
     """
-    program = lower(graph, replace(plan, order=(), steps=1))
+    program = lower(graph, replace(plan, order=(), steps=1), look=look)
     # (parameters, slices) of a bundle -> its number
     number = {(b.parameters, b.slices): n for n, b in enumerate(program.bundles)}
     # overtaking: all-reduces start by priority, not in the order of the program
-    timeline = simulate(program, cluster, profile, overtaking=True)
+    timeline = simulate(program, cluster, profile, overtaking=True, look=look)
     first_start = np.full(len(program.instructions), np.iinfo(np.int64).max)
     tasks = timeline.tasks
     # Tasks without a link start when they are ready: they say nothing about the order.

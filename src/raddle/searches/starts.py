@@ -19,12 +19,16 @@ from dataclasses import replace
 from itertools import accumulate
 
 from raddle.clusters import Cluster
+from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.searches.attempts import Attempts
+from raddle.searches.baselines.data import data
+from raddle.searches.baselines.layerwise import layerwise
 from raddle.searches.configurations import Configuration
 from raddle.searches.grids import Tiles
 from raddle.searches.operator_times import whole_operator_seconds
 from raddle.searches.plan_space import PlanSpace
+from raddle.searches.settings import SearchResult
 
 BaselineFunction = Callable[[Graph, Cluster], Tiles]
 # Makes starts: tiles by name.
@@ -43,6 +47,20 @@ def baseline_starts(
         with attempts.attempt(name):  # a baseline may need more samples than there are
             starts[name] = space.with_pins(method(space.graph, space.cluster))
     return starts
+
+
+def simple_result(space: PlanSpace) -> SearchResult:
+    """Returns what a search gives whose time ends before it has any plan of its own.
+
+    This is data parallelism, or layer-wise model parallelism if there are too few samples.
+    """
+    attempts = Attempts()
+    starts = baseline_starts(space, {"data": data}, attempts)
+    starts = starts or baseline_starts(space, {"layerwise": layerwise}, attempts)
+    if not starts:
+        raise InputError(attempts.failures[-1].error)
+    name, tiles = next(iter(starts.items()))
+    return SearchResult(tiles, name, stopped="budget")
 
 
 def expert_starts(space: PlanSpace) -> dict[str, Tiles]:

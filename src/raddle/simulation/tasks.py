@@ -31,10 +31,12 @@ def build_tasks(
     profile: Profile | None = None,
     *,
     overtaking: bool = False,
+    look: Callable[[], None] = lambda: None,
 ) -> Tasks:
     """Returns all tasks of a program.
 
     overtaking: the most urgent slice is all-reduced first. profile: measured times of operators, if any.
+    look: is called for every instruction, see `simulate`.
     """
     table, urgency = TaskTable(program.plan.devices), slice_urgencies(program)
     compute_tasks = ComputeTasks(table, program, cluster, profile)
@@ -48,6 +50,7 @@ def build_tasks(
         Gather: collective_tasks.add_collective,
     }
     for number, instruction in enumerate(program.instructions):
+        look()
         builders[type(instruction)](number, instruction)
     return table.build(program.plan.devices + len(cluster.links))
 

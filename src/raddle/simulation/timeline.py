@@ -8,6 +8,7 @@ are numbered as resources: first the devices, then the links (task_table.py, tas
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -32,17 +33,19 @@ def simulate(
     profile: Profile | None = None,
     *,
     overtaking: bool = False,
+    look: Callable[[], None] = lambda: None,
 ) -> Timeline:
     """Simulates a program on a described cluster; equal arguments give equal timelines.
 
     profile: measured times of operators; None: their times come from a roofline model. overtaking:
     all-reduces of slices of parameters start in the order of their urgency, instead of the program's order.
+    look: is called for every instruction; a search looks at its clock there, and may raise an exception.
     """
     if program.plan.devices > len(cluster.devices):
         raise InputError(
             f"the plan needs {program.plan.devices} devices, '{cluster.name}' has {len(cluster.devices)}."
         )
-    tasks = build_tasks(program, cluster, profile, overtaking=overtaking)
+    tasks = build_tasks(program, cluster, profile, overtaking=overtaking, look=look)
     if float((tasks.duration + tasks.latency).sum(dtype=np.float64)) > 1e9 * MAX_SECONDS:
         raise InputError(
             f"the tasks would take more than {MAX_SECONDS:g} s: "

@@ -19,7 +19,8 @@ from raddle.searches.flexflow.chain import Chain, start_chain
 from raddle.searches.flexflow.method import flexflow
 from raddle.searches.flexflow.multi_chain import MultiChain
 from raddle.searches.plan_space import PlanSpace
-from raddle.searches.settings import Clock, Settings
+from raddle.searches.settings import Settings
+from raddle.searches.stopwatch import Clock
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.timeline import simulate
 

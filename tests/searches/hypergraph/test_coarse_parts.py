@@ -16,6 +16,7 @@ from raddle.searches.hypergraph.coarse import (
 )
 from raddle.searches.hypergraph.counts import volume
 from raddle.searches.hypergraph.partitioner import Partitioner
+from raddle.searches.stopwatch import Clock
 
 
 def problem(parts: int = 2) -> CoarseProblem:
@@ -24,7 +25,7 @@ def problem(parts: int = 2) -> CoarseProblem:
 
 def test_a_record_keeps_the_least_that_is_within_the_capacities() -> None:
     coarse_problem, steps = problem(), list[Any]()
-    record = SearchRecord(coarse_problem, steps.append)
+    record = SearchRecord(coarse_problem, Clock(10.0), steps.append)
     record.offer("chain", coarse_problem.chain)
     record.offer(
         "all on one part", np.stack([coarse_problem.m.units, 0 * coarse_problem.m.units], axis=1)
@@ -39,7 +40,7 @@ def test_a_record_keeps_the_least_that_is_within_the_capacities() -> None:
 
 
 def test_bounds_rise_to_volumes_that_can_be_and_prove_the_best() -> None:
-    record = SearchRecord(problem(), lambda step: None)
+    record = SearchRecord(problem(), Clock(10.0), lambda step: None)
     record.offer("chain", record.problem.chain)
     record.raise_bound(1.0)
     assert record.bound == record.volume_unit
@@ -55,7 +56,7 @@ def test_bounds_rise_to_volumes_that_can_be_and_prove_the_best() -> None:
 
 def test_annealing_finds_the_same_with_the_same_seed_whatever_else_was_found() -> None:
     def least(given: list[np.ndarray]) -> float:
-        record = SearchRecord(problem(), lambda step: None)
+        record = SearchRecord(problem(), Clock(10.0), lambda step: None)
         for x in given:
             record.offer("other", x)
         runs = AnnealingRuns(record.problem, record)

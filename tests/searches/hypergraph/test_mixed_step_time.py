@@ -9,7 +9,7 @@ from raddle.clusters import cluster
 from raddle.searches.baselines import BASELINES
 from raddle.searches.hypergraph.mixed_blocks import build_blocks
 from raddle.searches.hypergraph.mixed_step_time import PlanSimulator, Proposer, run_walks
-from raddle.searches.settings import Clock
+from raddle.searches.stopwatch import Clock
 from raddle.simulation.fast.evaluator import Evaluator
 
 CLUSTER = cluster("p100:1x2")
@@ -17,7 +17,7 @@ CLUSTER = cluster("p100:1x2")
 
 def build_proposer(memory: float = 1e12) -> tuple[Proposer, PlanSimulator]:
     graph = small("lenet-tiny")[1]
-    simulator = PlanSimulator(graph, CLUSTER, None, {"bn": "local"})
+    simulator = PlanSimulator(graph, CLUSTER, None, {"bn": "local"}, Clock(10.0))
     evaluator = Evaluator(graph, CLUSTER, simulator.plan(BASELINES["data"](graph, CLUSTER)))
     return Proposer(build_blocks(graph), evaluator, np.full(2, memory), seed=3), simulator
 

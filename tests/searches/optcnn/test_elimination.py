@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import combinations, count
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from raddle.searches.optcnn import branch_and_bound, elimination
 from raddle.searches.optcnn.elimination import min_plus, solve
 from raddle.searches.optcnn.problem import Edge, incident_edges
+from raddle.searches.stopwatch import Clock, Stopwatch
 
 Pairs = list[tuple[int, int]]
 Problem = tuple[list[np.ndarray], list[Edge]]
@@ -250,7 +250,7 @@ def test_an_edge_joins_two_nodes() -> None:
 @given(st.one_of(series_parallel(), st.sampled_from(WIDE)), seeds)
 def test_after_the_deadline_there_is_a_choice_and_a_bound(pairs: Pairs, seed: int) -> None:
     problem = filled(pairs, seed)
-    solution = solve(*problem, deadline=perf_counter() - 1)
+    solution = solve(*problem, clock=Clock(0.0))
     least = exhaustive(*problem)
     assert solution.bound <= least <= solution.cost == added_up(*problem, solution.choice)
     assert solution.certified == (solution.bound == solution.cost)
@@ -258,12 +258,12 @@ def test_after_the_deadline_there_is_a_choice_and_a_bound(pairs: Pairs, seed: in
 
 @given(st.sampled_from(WIDE), seeds, st.integers(0, 40), st.sampled_from([0, 2**20]))
 def test_whenever_it_is_interrupted(pairs: Pairs, seed: int, looks: int, limit: int) -> None:
-    """The deadline is over when the clock has been read `looks` times."""
+    """The budget is used up when the clock has been read `looks` times."""
     problem = filled(pairs, seed, least=3)
-    clock = iter([*[0.0] * looks, *[1.0] * 10**4])
-    with without_guesses() as patch:
-        patch.setattr("raddle.searches.optcnn.elimination.perf_counter", lambda: next(clock))
-        solution = solve(*problem, limit=limit, deadline=1.0)
+    times = iter([*[0.0] * (2 + looks), *[1.0] * 10**4])  # making a clock reads the time twice
+    clock = Clock(1.0, Stopwatch(lambda: next(times)))
+    with without_guesses():
+        solution = solve(*problem, limit=limit, clock=clock)
     least = exhaustive(*problem)
     assert solution.bound <= least <= solution.cost
     assert not solution.certified or solution.cost == least
@@ -292,7 +292,7 @@ def test_a_part_that_was_interrupted_stays_open() -> None:
 def test_the_bound_before_any_work_is_what_each_table_costs_at_least() -> None:
     differ = np.array([[0, -1], [-1, 0]], np.float32)  # three nodes cannot all differ
     edges = [Edge(i, j, differ) for i, j in complete(3)]
-    solution = solve([np.zeros(2)] * 3, edges, deadline=perf_counter())
+    solution = solve([np.zeros(2)] * 3, edges, clock=Clock(0.0))
     assert (solution.bound, solution.cost, solution.certified) == (-3, -2, False)
     assert solve([np.zeros(2)] * 3, edges).bound == -2
 

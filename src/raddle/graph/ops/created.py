@@ -60,7 +60,8 @@ def _declare_created(name: str) -> None:
             raise NotSplittable
         options = {"dtype": dtype, "device": None, "layout": None, "pin_memory": None}
         target = find_overload(getattr(A, name), args, options)
-        result = infer_meta(target, args, {"dtype": dtype, "device": None})
+        given = {} if dtype is None else {"dtype": dtype}  # tril_indices has no type None
+        result = infer_meta(target, args, {**given, "device": None})
         attrs = {"call": str(target).removeprefix("aten."), "args": args}
         return b.emit("created", [], [(result.shape, result.dtype)], attrs, suffix=name)
 

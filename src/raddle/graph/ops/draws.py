@@ -17,7 +17,7 @@ call into operators of the builder `b`. `A` is torch.ops.aten.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -51,10 +51,6 @@ class Distribution(Enum):
 
     def __repr__(self) -> str:
         return self.value
-
-
-# (box, shape of the whole tensor, key) -> uniform numbers in [0, 1)
-Uniform = Callable[[Box, Sequence[int], Tensor], Tensor]
 
 
 def unit_interval(

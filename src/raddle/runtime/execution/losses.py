@@ -11,6 +11,7 @@ from torch import Tensor
 from raddle.plans.pipelining import is_asynchronous
 from raddle.program.program import Program
 from raddle.runtime.actions import RecordLoss
+from raddle.runtime.execution.metrics import Metrics
 from raddle.runtime.execution.store import Store
 from raddle.runtime.loss_scaler import LossScaler
 from raddle.transport.base import Pending, Transport
@@ -36,6 +37,7 @@ class Losses:
         self.on_all_ranks = all(len(devices) == transport.size for devices in loss_devices)
         # With replicated pipelines, several ranks have the losses of different micro-batches.
         self.broadcasters = sorted({devices[0] for devices in loss_devices})
+        self.metrics = Metrics(program, transport, store)
         self.weight = 1.0
         self._recorded: list[tuple[int, Tensor]] = []  # (step, weighted loss) of micro-batches
         self._broadcasts: list[tuple[Pending, Tensor]] = []  # started, with their buffers
@@ -44,6 +46,7 @@ class Losses:
         """Starts a run; weight: factor of its loss, for gradient accumulation over several runs."""
         self.weight = weight
         self._recorded, self._broadcasts = [], []
+        self.metrics.begin()
         if self._broadcasts_early and self.transport.rank != self.broadcasters[0]:
             self._start_broadcasts()  # this rank only receives
 

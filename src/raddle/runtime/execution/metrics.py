@@ -28,6 +28,7 @@ class Metrics:
         self.reporters = sorted(
             {v.devices_of(name)[0] for v in program.variants for name in values}
         )
+        self.by_step: list[dict[str, Tensor]] = []  # of each step of the last run, by name
         self._recorded: list[tuple[int, str, Tensor]] = []  # (step, name, weighted metric)
 
     def begin(self) -> None:
@@ -42,10 +43,11 @@ class Metrics:
             self._recorded.append((action.key.step, action.name, metric))
         self.store.drop(action.dead_slots)
 
-    def wait(self) -> list[dict[str, Tensor]]:
-        """Returns the metrics of each step of the run, by name, the same on every rank."""
+    def wait(self) -> None:
+        """Sets `by_step` to the metrics of each step of the run, the same on every rank."""
         if not self.names:
-            return [{} for _ in range(self.steps)]
+            self.by_step = [{} for _ in range(self.steps)]
+            return
         reported = torch.zeros(
             self.steps, len(self.names), dtype=torch.float64, device=self.store.place
         )
@@ -57,4 +59,4 @@ class Metrics:
             if self.transport.size > 1:
                 self.transport.broadcast(reporter, part).wait()
             total += part
-        return [dict(zip(self.names, row, strict=True)) for row in total]
+        self.by_step = [dict(zip(self.names, row, strict=True)) for row in total]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raddle.clusters import Cluster
-from raddle.errors import InputError
+from raddle.errors import InputError, OutOfTime
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.searches.attempts import Attempts
@@ -20,6 +20,7 @@ from raddle.searches.predict import simulate_steps
 from raddle.searches.recomputation import recompute_blocks
 from raddle.searches.settings import Settings
 from raddle.searches.single_step import simulate_single_step
+from raddle.searches.stopwatch import Clock
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.memory.check_memory import fits
 from raddle.simulation.memory.peaks import peak_bytes
@@ -37,7 +38,16 @@ class Candidate:
     peaks: tuple[int, ...] = ()  # peak bytes of each device
     fits: bool | None = None  # the peaks fit the devices' memory
     recompute: int | None = None  # number of blocks for activation checkpointing; None: without it
+    sync: str = ""  # the sync kind that it needs, such as "sharded"; "": that of the settings
     failed: bool = False  # the simulation failed
+
+    def is_simulated_as(self, other: Candidate) -> bool:
+        """Returns whether this candidate has been simulated, and the other one is the same plan."""
+        return (
+            self.step_seconds is not None
+            and (self.time, self.sync, self.recompute) == (other.time, other.sync, other.recompute)
+            and self.tiles == other.tiles
+        )
 
     def row(self) -> dict[str, Any]:
         """Returns the candidate as an entry of `tried` in plan files and --json output.
@@ -53,6 +63,7 @@ class Candidate:
             "fits": self.fits,
             "peak_bytes": max(self.peaks) if self.peaks else None,
             "recompute": self.recompute,
+            **({"sync": self.sync} if self.sync else {}),
         }
 
     @property
@@ -70,10 +81,15 @@ class CandidateSimulator:
     ) -> None:
         self.graph, self.cluster, self.settings, self.attempts = graph, cluster, settings, attempts
 
-    def plan(self, tiles: Tiles, recompute: int | None = None) -> Plan:
-        """Returns a plan with these tiles. recompute: number of blocks for activation checkpointing."""
+    def plan(self, tiles: Tiles, recompute: int | None = None, sync: str = "") -> Plan:
+        """Returns a plan with these tiles.
+
+        recompute: number of blocks for activation checkpointing. sync: "" is that of the settings.
+        """
         settings, batch = self.settings, self.graph.batch
         plan = Plan(tiles, len(self.cluster.devices), batch=batch, **settings.plan_fields)
+        if sync:
+            plan = replace(plan, sync=sync)
         return (
             plan
             if recompute is None
@@ -83,19 +99,26 @@ class CandidateSimulator:
     def simulate_single_step(self, name: str, tiles: Tiles) -> Candidate:
         """Returns a new candidate, with the time and load of a single simulated step."""
         plan = self.plan(tiles)
-        step = simulate_single_step(self.graph, plan, self.cluster, self.settings.profile)
+        step = simulate_single_step(
+            self.graph, plan, self.cluster, self.settings.profile, self.settings.running_clock.look
+        )
         return Candidate(name, tiles, *step)
 
-    def simulate(self, c: Candidate) -> bool:
+    def simulate(self, c: Candidate, clock: Clock | None = None) -> bool:
         """Simulates several steps, stores times and memory in the candidate, and returns whether it worked.
 
-        A candidate is simulated only once; a second call returns the same answer.
+        A candidate is simulated only once; a second call returns the same answer. Raises OutOfTime if the
+        clock of the search does not allow it.
         """
+        look = (clock or self.settings.running_clock).look
         if c.step_seconds is None and not c.failed:
             with self.attempts.attempt(c.name):
-                plan = self.plan(c.tiles, c.recompute)
-                timeline = simulate_steps(self.graph, plan, self.cluster, self.settings.profile)
-                c.step_seconds, c.peaks = timeline.step_seconds, tuple(peak_bytes(timeline))
+                plan = self.plan(c.tiles, c.recompute, c.sync)
+                timeline = simulate_steps(
+                    self.graph, plan, self.cluster, self.settings.profile, look
+                )
+                peaks = tuple(peak_bytes(timeline, look=look))
+                c.step_seconds, c.peaks = timeline.step_seconds, peaks
                 c.fits = fits(c.peaks, self.cluster)
             c.failed = c.step_seconds is None
         return not c.failed
@@ -120,10 +143,11 @@ class CandidateTimer:
             if evaluator is None:
                 plan = simulator.plan(tiles)
                 evaluator = Evaluator(
-                    simulator.graph, simulator.cluster, plan, simulator.settings.profile
-                )
+                    simulator.graph, simulator.cluster, plan, simulator.settings.profile,
+                    simulator.settings.running_clock.look,
+                )  # fmt: skip
             evaluator.move(tiles)
-        except InputError:
+        except (InputError, OutOfTime):
             self.evaluator = evaluator
             raise
         self.evaluator = evaluator

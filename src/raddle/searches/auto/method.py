@@ -5,41 +5,47 @@
 2. Markov chains (flexflow/multi_chain.py) improve the fastest starts.
 3. The fastest candidates are simulated for several steps, with their memory. The fastest that fits is the
    result. Baselines that could be faster are simulated too, so no baseline that fits is faster than it.
-4. If nothing fits, activations are recomputed (recompute_to_fit.py). If that does not help either, and no
-   pipeline fits, the search raises an error.
+4. Candidates that would be faster but do not fit get ZeRO (shard_to_fit.py). If nothing fits, activations
+   are recomputed (recompute_to_fit.py). If that does not help either, and no pipeline fits, the search
+   raises an error.
 5. A pipeline (searches/pipeline) is taken if it is faster, or if nothing else fits.
 
-A candidate that fails is left out and reported (attempts.py); the search goes on with the others.
+A candidate that fails is left out and reported (attempts.py); the search goes on with the others. Each part
+has a share of the budget; when the time is used up, the best plan so far is the result (stopwatch.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.errors import InputError
+from raddle.errors import InputError, OutOfTime
 from raddle.graph.graph import Graph
 from raddle.searches.attempts import Attempts
 from raddle.searches.auto.candidates import Candidate, CandidateSimulator, CandidateTimer
-from raddle.searches.auto.recompute_to_fit import recompute_to_fit
-from raddle.searches.baselines import BASELINES
+from raddle.searches.auto.recompute_to_fit import recompute_to_fit, too_large_message
+from raddle.searches.auto.shard_to_fit import shard_to_fit
+from raddle.searches.auto.timed_starts import StartTimer, is_expert
 from raddle.searches.bounds import lower_bound
 from raddle.searches.flexflow.multi_chain import MultiChain
 from raddle.searches.grids import Tiles
-from raddle.searches.optcnn.optima import optima, staged_optima
 from raddle.searches.pipeline.method import PipelineCandidate as PipelineCandidate
 from raddle.searches.pipeline.method import pipeline_candidates
+from raddle.searches.pipeline.three_d import three_d_candidates
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.ranking import MAX_EVALUATED_DEVICES
-from raddle.searches.settings import Clock, SearchResult, Settings
-from raddle.searches.starts import StartsFunction, baseline_starts, expert_starts
+from raddle.searches.settings import SearchResult, Settings
 
 MAX_CHAINS = 6  # Markov chains, each from another start
 MAX_FINALISTS = 6  # candidates to simulate for several steps, besides baselines
-PIPELINE_SHARE = 0.2  # fraction of the budget for pipelines
+# Parts of the budget. What is left is for the simulations of candidates, and for the choice of a sync kind.
+CHAINS_END = 0.6  # the Markov chains end when this fraction of the budget is used up
+FINALISTS_SHARE = 0.3  # simulating candidates while none fits
+PIPELINE_SHARE = 0.2  # searching and simulating pipelines
 
 
 def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
@@ -51,14 +57,27 @@ class AutoSearch:
     """One run of `auto`."""
 
     def __init__(self, graph: Graph, cluster: Cluster, settings: Settings) -> None:
+        settings = settings.with_running_clock()
         self.graph, self.cluster, self.settings = graph, cluster, settings
         self.attempts = Attempts()
         self.simulator = CandidateSimulator(graph, cluster, settings, self.attempts)
         self.timer = CandidateTimer(self.simulator)
-        self.clock = Clock(settings.budget, settings.stopwatch)
+        self.clock = settings.running_clock
         self.space = PlanSpace(graph, cluster, settings)
         self.multi_chain: MultiChain | None = None
-        self.interrupted = False
+        self.sharded: list[Candidate] = []  # candidates with ZeRO, for want of memory
+        self.stopped = ""  # "interrupt" or "budget", if that ended a part of the search
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user has ended the search."""
+        return self.stopped == "interrupt"
+
+    def _note_stop(self, stop: BaseException) -> None:
+        """Notes what has ended a part of the search. The evaluator may be half moved, so it is dropped."""
+        if not self.interrupted:
+            self.stopped = "interrupt" if isinstance(stop, KeyboardInterrupt) else "budget"
+        self.timer.discard_evaluator()
 
     def search(self) -> SearchResult:
         """Runs all five parts of the search and returns the result.
@@ -66,32 +85,41 @@ class AutoSearch:
         An interrupt (Ctrl-C) ends the current part and keeps the best plan so far.
         """
         bound = self._lower_bound_ms()
-        candidates = self._timed_starts()
+        candidates = StartTimer(
+            self.settings, self.space, self.attempts, self.simulator, self.timer, self._note_stop
+        ).timed_starts()
         try:
-            if candidates and len(self.cluster.devices) <= MAX_EVALUATED_DEVICES:
+            if len(self.cluster.devices) <= MAX_EVALUATED_DEVICES and not self.clock.expired:
                 candidates += self._run_chains(candidates)
-        except KeyboardInterrupt:
-            self.interrupted = True
-        tried = [c.row() for c in sorted(candidates, key=lambda c: c.time)]
-        pipelines = self._pipelines()
+        except (KeyboardInterrupt, OutOfTime) as stop:
+            self._note_stop(stop)
+        refusal: InputError | None = None
+        result, step_seconds = None, math.inf
         try:
             best = self._fastest_that_fits(candidates)
-            result = SearchResult(best.tiles, best.name, recompute=best.recompute)
-            step_seconds = best.simulated_seconds
-        except InputError:
-            if not pipelines or not pipelines[0].fits:
-                raise
-            step_seconds = float("inf")
+            result = SearchResult(
+                best.tiles, best.name, recompute=best.recompute, sync=best.sync,
+                sync_is_needed=bool(best.sync) and not self._fits_without_sync(best, candidates),
+            )  # fmt: skip
+            # A candidate for whose simulation no time was left is known by its single step.
+            step_seconds = best.time / 1e9 if best.step_seconds is None else best.step_seconds
+        except InputError as error:
+            refusal = error
+        pipelines = self._pipelines()
         if pipelines and pipelines[0].fits and pipelines[0].step_seconds < step_seconds:
             result = replace(pipelines[0].result, start=pipelines[0].name)
+        if result is None:
+            assert refusal is not None
+            raise refusal
+        tried = [c.row() for c in sorted([*candidates, *self.sharded], key=lambda c: c.time)]
         multi_chain = self.multi_chain
         return replace(
             result,
             proposals=multi_chain.proposals if multi_chain else 0,
             accepted=sum(c.accepted for c in multi_chain.all_chains) if multi_chain else 0,
-            stopped="interrupt"
-            if self.interrupted
-            else (multi_chain and multi_chain.stopped) or "starts",  # "starts": no chain ran
+            stopped=self.stopped
+            or (multi_chain and multi_chain.stopped)
+            or "starts",  # "starts": no chain ran
             history=tuple(multi_chain.history) if multi_chain else (),
             lower_bound_ms=bound,
             tried=(*tried, *(c.row() for c in pipelines)),
@@ -113,70 +141,26 @@ class AutoSearch:
         Global batch statistics need the whole batch at once, so there are no micro-batches with them.
         """
         settings, graph = self.settings, self.graph
-        if len(self.cluster.devices) < 2 or self.interrupted or settings.pins:
+        if len(self.cluster.devices) < 2 or self.interrupted or settings.pins or self.clock.expired:
             return []
         has_batch_norm = any(op.composite_kind == "batch_norm" for op in graph.ops)
-        pipeline_settings = replace(settings, budget=PIPELINE_SHARE * settings.budget)
+        pipeline_settings = replace(settings, clock=self.clock.part(PIPELINE_SHARE))
+        candidates: list[PipelineCandidate] = []
         try:
             with self.attempts.attempt("pipeline"):
-                return pipeline_candidates(
+                candidates += pipeline_candidates(
                     graph,
                     self.cluster,
                     pipeline_settings,
                     one_microbatch=has_batch_norm and settings.bn == "global",
                     max_simulated=2,
                 )
-        except KeyboardInterrupt:
-            self.interrupted = True
-        return []
-
-    # -- starts ----------------------------------------------------------------------------------
-
-    def _timed_starts(self) -> list[Candidate]:
-        """Returns all starts as candidates, with the time of a single step."""
-        self.settings.on_progress({"step": "starts", "done": 0, "of": self.settings.budget})
-        tiles_by_start = baseline_starts(self.space, BASELINES, self.attempts)
-        for name, tiles in self.settings.starts.items():
-            with self.attempts.attempt(name):
-                tiles_by_start[name] = self.space.with_pins(tiles)
-        try:
-            for name, starts in self._start_functions().items():
-                with self.attempts.attempt(name):
-                    tiles_by_start |= starts(self.space)
-        except KeyboardInterrupt:
-            if not tiles_by_start:
-                raise
-            self.interrupted = True
-        if len(self.cluster.devices) > MAX_EVALUATED_DEVICES:
-            return self._simulated_starts(tiles_by_start)
-        candidates = []
-        for name, tiles in tiles_by_start.items():
-            with self.attempts.attempt(name):
-                candidates.append(self.timer.time_candidate(name, tiles))
-        return candidates
-
-    def _start_functions(self) -> dict[str, StartsFunction]:
-        """Returns the functions that make starts by a search of their own, by name."""
-        functions: dict[str, StartsFunction] = {"optcnn": optima}
-        if len(self.cluster.devices) <= MAX_EVALUATED_DEVICES:
-            # The groups are divided into 2 or 4 stages, each with OptCNN's optimum on its own devices.
-            functions["staged optcnn"] = staged_optima
-        return {**functions, "experts": expert_starts}
-
-    def _simulated_starts(self, tiles_by_start: Mapping[str, Tiles]) -> list[Candidate]:
-        """Returns the starts for very many devices: data parallelism and OptCNN's optima, each simulated.
-
-        Other starts have a message for every pair of devices, and take minutes to lower.
-        """
-        candidates: list[Candidate] = []
-        for name, tiles in tiles_by_start.items():
-            if name != "data" and not name.startswith("optcnn"):
-                continue
-            if candidates and self.clock.expired:
-                break
-            with self.attempts.attempt(name):
-                candidates.append(self.simulator.simulate_single_step(name, tiles))
-        return candidates
+            pipeline_settings = replace(settings, clock=self.clock.part(PIPELINE_SHARE))
+            with suppress(InputError):  # it applies to transformers on four devices or more
+                candidates += three_d_candidates(graph, self.cluster, pipeline_settings)
+        except (KeyboardInterrupt, OutOfTime) as stop:
+            self._note_stop(stop)
+        return sorted(candidates, key=lambda c: (not c.fits, c.step_seconds))
 
     # -- improvement -----------------------------------------------------------------------------
 
@@ -185,7 +169,8 @@ class AutoSearch:
         ranked = sorted(candidates, key=lambda c: c.time)
         finished = False
         with self.attempts.attempt("chains"):
-            evaluator = self.timer.evaluator_at(ranked[0].tiles)
+            fastest = next(c for c in ranked if not c.sync)
+            evaluator = self.timer.evaluator_at(fastest.tiles)
             self.multi_chain = MultiChain(self.space, evaluator, self.clock, self.settings)
             fitting = self._fitting_starts(ranked, self.multi_chain)
             seen: set[int] = set()
@@ -193,11 +178,11 @@ class AutoSearch:
                 if len(self.multi_chain.chains) < MAX_CHAINS and c.time not in seen:
                     seen.add(c.time)  # equal times are nearly always equal plans
                     self.multi_chain.add_chain(c.name, c.tiles)
-            # The chains end at 85% of the budget: pipelines and simulations come after them.
-            self.multi_chain.run(0.85 * self.settings.budget)
+            # Pipelines and simulations come after the chains.
+            self.multi_chain.run(CHAINS_END * self.clock.budget)
             finished = True
             if self.multi_chain.stopped == "interrupt":
-                self.interrupted = True
+                self.stopped = "interrupt"
         if not finished:
             # The chains may have left the evaluator with only some of a plan's tiles.
             self.timer.discard_evaluator()
@@ -224,7 +209,8 @@ class AutoSearch:
         # estimate: bytes of each device; capacity: bytes of its memory
         capacity = np.array([d.memory for d in self.cluster.devices], np.float64)
         scale, fitting = 1.0, []
-        for c in ranked[:MAX_CHAINS]:
+        ranked = [c for c in ranked if not c.sync][:MAX_CHAINS]  # the chains all-reduce
+        for c in ranked:
             estimate = np.maximum(self.timer.evaluator_at(c.tiles).memory, 1)
             if (1.5 * estimate <= 0.5 * capacity).all():
                 fitting.append(c)  # far from full, even if the estimate is much too low
@@ -237,31 +223,66 @@ class AutoSearch:
         if scale > 1.0:
             evaluator = multi_chain.evaluator
             multi_chain.fits = lambda: bool((scale * evaluator.memory <= capacity).all())
-        return fitting or ranked[:MAX_CHAINS]
+        return fitting or ranked
 
     # -- the result ------------------------------------------------------------------------------
 
     def _fastest_that_fits(self, candidates: list[Candidate]) -> Candidate:
         """Returns the fastest candidate that fits. An interrupt leaves out those not yet simulated."""
-        best: Candidate | None = None
         ranked = sorted(candidates, key=lambda c: c.time)
-        budget = self.settings.budget
+        best = self._fastest_finalist(ranked)
+        if not self.interrupted:
+            self.sharded = shard_to_fit(self.simulator, ranked, best)
+        best = min(
+            (c for c in (best, *self.sharded) if c is not None and c.fits),
+            key=lambda c: c.simulated_seconds,
+            default=None,
+        )
+        if best is not None:
+            return best
+        try:
+            return recompute_to_fit(
+                self.simulator, [*ranked, *self.sharded], len(self.space.groups)
+            )
+        except OutOfTime as stop:
+            self._note_stop(stop)
+        unknown = [c for c in ranked if c.fits is None and not c.failed]
+        if unknown:
+            return unknown[0]  # nothing says that it does not fit
+        least = min((c for c in ranked if c.peaks), key=lambda c: max(c.peaks))
+        raise InputError(too_large_message(self.simulator, least))
+
+    def _fits_without_sync(self, best: Candidate, candidates: list[Candidate]) -> bool:
+        """Returns whether the plan fits without ZeRO, so that other sync kinds may be tried for it."""
+        plain = next((c for c in candidates if not c.sync and c.tiles == best.tiles), None)
+        if plain is None:
+            return False
+        with suppress(OutOfTime):
+            self.simulator.simulate(plain)
+        return bool(plain.fits)
+
+    def _fastest_finalist(self, ranked: list[Candidate]) -> Candidate | None:
+        """Returns the fastest of the simulated candidates that fit, if any does."""
+        best: Candidate | None = None
+        # While none fits, the simulations leave time for ZeRO and recomputation.
+        clock = self.clock.part(FINALISTS_SHARE)
         try:
             for number, c in enumerate(ranked):
-                self.settings.on_progress(
-                    {"step": f"simulating {c.name}", "done": 0.9 * budget, "of": budget}
-                )
-                if best is None or self._may_be_faster(c, best, number):
+                self.settings.on_progress(self.clock.progress(f"simulating {c.name}"))
+                if best is None and number and clock.expired:
+                    break
+                if best is not None and self.clock.expired and not is_expert(c):
+                    continue
+                equal = next((x for x in ranked[:number] if x.is_simulated_as(c)), None)
+                if equal is not None:
+                    c.step_seconds, c.peaks, c.fits = equal.step_seconds, equal.peaks, equal.fits
+                elif best is None or self._may_be_faster(c, best, number):
                     self.simulator.simulate(c)
                     if c.fits and (best is None or c.simulated_seconds < best.simulated_seconds):
                         best = c
-        except KeyboardInterrupt:
-            self.interrupted = True
-        return (
-            best
-            if best is not None
-            else recompute_to_fit(self.simulator, ranked, len(self.space.groups))
-        )
+        except (KeyboardInterrupt, OutOfTime) as stop:
+            self._note_stop(stop)
+        return best
 
     def _may_be_faster(self, c: Candidate, best: Candidate, number: int) -> bool:
         """Returns whether a candidate could be faster than `best`, so that it is worth a simulation.
@@ -272,4 +293,4 @@ class AutoSearch:
         """
         if c.load / 1e9 >= best.simulated_seconds or c.time / 1e9 > 1.5 * best.simulated_seconds:
             return False
-        return number < MAX_FINALISTS or c.name in BASELINES or c.name in self.settings.starts
+        return number < MAX_FINALISTS or c.name in self.settings.starts or is_expert(c)

@@ -5,9 +5,11 @@ If that does not help either, an error says how much memory is missing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-from raddle.errors import InputError
+from raddle.errors import InputError, OutOfTime
 from raddle.program.lower import lower
 from raddle.searches.attempts import reasons
 from raddle.searches.auto.candidates import Candidate, CandidateSimulator
@@ -17,15 +19,23 @@ BLOCK_COUNTS = (2, 4, 8, 16)  # numbers of blocks (recomputation.py) to try
 
 
 def recompute_to_fit(
-    simulator: CandidateSimulator, ranked: list[Candidate], groups: int
+    simulator: CandidateSimulator, ranked: Sequence[Candidate], groups: int
 ) -> Candidate:
     """Returns the fastest candidate that fits memory when activations are recomputed in the backward.
 
     The two fastest candidates and the three with the lowest peak memory are tried. ranked: candidates, the
     fastest first. groups: number of groups of the graph, which is the largest number of blocks. Raises
-    InputError if none fits.
+    InputError if none fits. When the time of the search is used up, the best so far is returned; OutOfTime
+    is raised if there is none.
     """
-    ranked = [c for c in ranked if simulator.simulate(c)]
+    simulated: list[Candidate] = []
+    with suppress(OutOfTime):
+        for c in ranked:
+            if simulator.simulate(c):
+                simulated.append(c)
+    if not simulated and any(not c.failed for c in ranked):
+        raise OutOfTime("no candidate could be simulated")
+    ranked = simulated
     if not ranked:
         raise InputError(
             f"auto found no plan for '{simulator.graph.name}' at batch {simulator.graph.batch} on "
@@ -33,14 +43,15 @@ def recompute_to_fit(
         )
     smallest = sorted(ranked, key=lambda c: max(c.peaks))[:3]
     to_recompute = list({id(c): c for c in [*ranked[:2], *smallest]}.values())
-    best: Candidate | None = None
-    for c in to_recompute:
-        for recompute in BLOCK_COUNTS:
-            if recompute > groups:
-                break
-            recomputed = replace(
-                c, recompute=recompute, step_seconds=None, name=f"{c.name}, recomputed"
-            )
+    best = min((c for c in ranked if c.fits), key=lambda c: c.simulated_seconds, default=None)
+    variants = (
+        replace(c, recompute=count, step_seconds=None, name=f"{c.name}, recomputed")
+        for c in to_recompute
+        for count in BLOCK_COUNTS
+        if count <= groups
+    )
+    try:
+        for recomputed in variants:
             if not simulator.simulate(recomputed):
                 continue
             smallest.append(recomputed)
@@ -48,6 +59,9 @@ def recompute_to_fit(
                 best is None or recomputed.simulated_seconds < best.simulated_seconds
             ):
                 best = recomputed
+    except OutOfTime:
+        if best is None:
+            raise
     if best is None:
         raise InputError(too_large_message(simulator, min(smallest, key=lambda c: max(c.peaks))))
     return best
@@ -62,7 +76,7 @@ def too_large_message(simulator: CandidateSimulator, least: Candidate) -> str:
         range(len(least.peaks)), key=lambda d: least.peaks[d] - simulator.cluster.devices[d].memory
     )
     peak, capacity = least.peaks[device], simulator.cluster.devices[device].memory
-    program = lower(simulator.graph, simulator.plan(least.tiles, least.recompute))
+    program = lower(simulator.graph, simulator.plan(least.tiles, least.recompute, least.sync))
     state = int(state_bytes(program)[device])  # bytes that do not depend on the batch
     # The largest batch that fits: memory beyond `state` is in proportion to the batch.
     batch = (

@@ -15,10 +15,11 @@ the chain accepts and rejects the same proposals as with full simulations (chain
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from raddle.clusters import Cluster
-from raddle.errors import InputError
+from raddle.errors import InputError, OutOfTime
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.searches.attempts import Attempts
@@ -29,8 +30,13 @@ from raddle.searches.grids import Tiles
 from raddle.searches.optcnn.optima import optima, staged_optima
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.ranking import MAX_EVALUATED_DEVICES, fastest_first
-from raddle.searches.settings import Clock, SearchResult, Settings
-from raddle.searches.starts import baseline_starts, expert_starts, random_start
+from raddle.searches.settings import SearchResult, Settings
+from raddle.searches.starts import (
+    baseline_starts,
+    expert_starts,
+    random_start,
+    simple_result,
+)
 from raddle.simulation.fast.evaluator import Evaluator
 
 
@@ -45,13 +51,19 @@ def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
             f"flexflow searches on up to {MAX_EVALUATED_DEVICES} devices, '{cluster.name}' has "
             f"{len(cluster.devices)}: use optcnn or auto."
         )
+    settings = settings.with_running_clock()
     # attempts: records the starts that fail; fastest_first: sorts plans by their step time
     space, attempts = PlanSpace(graph, cluster, settings), Attempts()
     starts = baseline_starts(space, {"data": data, "owt": owt}, attempts)
-    starts |= fastest_first(space, optima(space))
-    # staged_optima: groups in 2 or 4 stages, each with OptCNN's optimum on its part of the devices
-    starts |= fastest_first(space, expert_starts(space) | staged_optima(space), most=3)
-    return replace(flexflow(graph, cluster, settings, starts), failed=tuple(attempts.failures))
+    try:
+        starts |= fastest_first(space, optima(space))
+        # staged_optima: groups in 2 or 4 stages, each with OptCNN's optimum on its part of the devices
+        settings.running_clock.look()
+        starts |= fastest_first(space, expert_starts(space) | staged_optima(space), most=3)
+        result = flexflow(graph, cluster, settings, starts)
+    except OutOfTime:
+        result = simple_result(space)
+    return replace(result, failed=tuple(attempts.failures))
 
 
 def flexflow(
@@ -67,7 +79,7 @@ def flexflow(
 
     starts: tiles by name. guided: the fraction of guided moves. random_too: also start from a random plan.
     """
-    clock = Clock(settings.budget, settings.stopwatch)
+    clock = settings.running_clock
     space = PlanSpace(graph, cluster, settings)
     # with_pins: replaces the tiles that the user fixed
     tiles_by_start = {name: space.with_pins(tiles) for name, tiles in starts.items()}
@@ -75,9 +87,12 @@ def flexflow(
         tiles_by_start["random"] = random_start(space, settings.seed)
     evaluator = _evaluator_of_a_valid_start(graph, cluster, settings, tiles_by_start.values())
     multi_chain = MultiChain(space, evaluator, clock, settings)
-    for name, tiles in tiles_by_start.items():
-        multi_chain.add_chain(name, tiles, guided=guided)
-    multi_chain.run(settings.budget)
+    with suppress(OutOfTime):  # then the chains that there are
+        for name, tiles in tiles_by_start.items():
+            multi_chain.add_chain(name, tiles, guided=guided)
+    if not multi_chain.chains:
+        raise OutOfTime("no chain could be started")
+    multi_chain.run(clock.budget)
     accepted = sum(c.accepted for c in multi_chain.all_chains)
     best = multi_chain.best
     return SearchResult(
@@ -98,7 +113,7 @@ def _evaluator_of_a_valid_start(
     for tiles in starts:
         plan = Plan(tiles, len(cluster.devices), **settings.plan_fields)
         try:
-            return Evaluator(graph, cluster, plan, settings.profile)
+            return Evaluator(graph, cluster, plan, settings.profile, settings.running_clock.look)
         except InputError as error:
             errors.append(error)
     raise errors[0]

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from raddle.errors import InputError
+from raddle.errors import InputError, OutOfTime
 from raddle.plans.tiling import Tiling
 from raddle.searches.flexflow.chain import TEMPERATURE, Chain, start_chain
 from raddle.searches.plan_space import PlanSpace
-from raddle.searches.settings import BestSoFar, Clock, Settings
+from raddle.searches.settings import BestSoFar, Settings
+from raddle.searches.stopwatch import Clock
 from raddle.simulation.fast.evaluator import Evaluator
 
 ROUND = 64  # proposals of each chain in the first round
@@ -84,6 +85,8 @@ class MultiChain:
             self._run(budget)
         except KeyboardInterrupt:
             self.stopped = "interrupt"
+        except OutOfTime:
+            self.stopped = "budget"
 
     def _run(self, budget: float) -> None:
         """Runs rounds over the chains, as the top of this file describes."""
@@ -102,7 +105,7 @@ class MultiChain:
                         return
                     if chain.step():
                         self._record_best()
-                self._report_progress(chain.start, budget)
+                self._report_progress(chain.start)
             if len(self.chains) > 1:
                 ranked = sorted(self.chains, key=lambda c: c.best_time)
                 keep = (len(ranked) + 1) // 2
@@ -116,13 +119,11 @@ class MultiChain:
                 # The chain has moved too far from the best plan: it is slower by more than 5 %.
                 self._restart(self.chains[0])
 
-    def _report_progress(self, start: str, budget: float) -> None:
+    def _report_progress(self, start: str) -> None:
         """Reports the best time so far. start: name of the start of the chain that has just run."""
         best = self.best.best_time / 1e6
         progress: dict[str, Any] = {
-            "step": f"from {start}, best {best:.4g} ms",
-            "done": min(self.clock.seconds, budget),
-            "of": budget,
+            **self.clock.progress(f"from {start}, best {best:.4g} ms"),
             "proposals": self.proposals,
             "best_ms": best,
         }

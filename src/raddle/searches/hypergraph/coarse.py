@@ -31,7 +31,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +41,7 @@ from raddle.searches.hypergraph.counts import Array, CountModel, volume
 from raddle.searches.hypergraph.kahypar_blocks import partition_blocks
 from raddle.searches.hypergraph.lower_bound import volume_bounds as lower_bounds
 from raddle.searches.settings import OnProgress
+from raddle.searches.stopwatch import Clock
 
 FIRST_ROUND_MOVES = 1 << 17  # of one run of annealing
 EXACT_LIMIT = 256  # layers x parts, up to which the exact program is tried
@@ -72,10 +72,12 @@ def solve(
     seed: int = 0,
     shares: Sequence[float] | None = None,
     starts: Sequence[Array] = (),
+    clock: Clock | None = None,
     on_progress: OnProgress = lambda step: None,
 ) -> CoarseSolution:
     """Returns the counts of least volume found in `budget` seconds; JIT compilation is not counted.
 
+    clock: the clock of a larger search, which then gives the budget; None: it begins now.
     A part may have (1 + epsilon) x its share of all work. shares: of the work, by part; None: equal.
     starts: counts [layer, part] to begin with.
     """
@@ -84,8 +86,11 @@ def solve(
     given = [np.asarray(x, np.int64) for x in starts]
     problem = build_coarse_problem(m, parts, epsilon, seed, shares)
     _warm_up(problem)
-    record = SearchRecord(problem, on_progress)
-    started_at = record.started_at
+    clock = clock or Clock(budget)
+    record = SearchRecord(problem, clock, on_progress)
+    # started_at, until: in seconds of the clock
+    started_at, budget = clock.seconds, clock.seconds_left
+    until = clock.budget
     for name, x in (("balanced", problem.balanced), ("chain", problem.chain)):
         record.offer(name, x)
     for x in given:
@@ -96,12 +101,12 @@ def solve(
     # rounds.
     record.run_until(started_at + 0.5 * budget, rounds, lambda round_number: round_number > 0)
     bounds = _bound_steps(record)
-    record.run_until(perf_counter() + 0.12 * budget, bounds)
-    if parts <= 4 and parts * m.num_layers <= EXACT_LIMIT and not record.proven:
-        _run_exact(record, min(0.4 * budget, started_at + budget - perf_counter()))
+    record.run_until(clock.seconds + 0.12 * budget, bounds)
+    if parts <= 4 and parts * m.num_layers <= EXACT_LIMIT and not (record.proven or clock.expired):
+        _run_exact(record, min(0.4 * budget, clock.seconds_left))
     record.run_until(started_at + 0.87 * budget, rounds)
-    record.run_until(started_at + budget, bounds)
-    record.run_until(started_at + budget, rounds)
+    record.run_until(until, bounds)
+    record.run_until(until, rounds)
     return record.solution()
 
 
@@ -141,8 +146,8 @@ def build_coarse_problem(
 class SearchRecord:
     """The best counts that any method found so far, and the highest lower bound."""
 
-    def __init__(self, problem: CoarseProblem, on_progress: OnProgress) -> None:
-        self.problem, self.on_progress = problem, on_progress
+    def __init__(self, problem: CoarseProblem, clock: Clock, on_progress: OnProgress) -> None:
+        self.problem, self.clock, self.on_progress = problem, clock, on_progress
         self.best, self.best_volume, self.start = problem.balanced, math.inf, "balanced"
         # Columns x[:, p], the counts of single parts, of the feasible partitions offered so far: the lower
         # bound begins with them (lower_bound.py). The key is the array as bytes, so that each is kept once.
@@ -150,7 +155,7 @@ class SearchRecord:
         self.bound = 0.0
         # Every volume is a multiple of this:
         self.volume_unit = int(np.gcd.reduce(problem.m.cost)) if len(problem.m.cost) else 1
-        self.started_at = perf_counter()
+        self.started_at = clock.seconds
 
     @property
     def proven(self) -> bool:
@@ -166,7 +171,7 @@ class SearchRecord:
         new_volume = volume(self.problem.m, x)
         if new_volume < self.best_volume:
             self.best, self.best_volume, self.start = x.copy(), new_volume, name
-            seconds = perf_counter() - self.started_at
+            seconds = self.clock.seconds - self.started_at
             metrics = {"volume": self.best_volume, "lower_bound": self.bound, "seconds": seconds}
             self.on_progress({"step": name, **metrics})
 
@@ -185,9 +190,9 @@ class SearchRecord:
     ) -> None:
         """Advances `steps` until the deadline, until `ended(step)` is true, or until the best is proven.
 
-        deadline: a time of perf_counter().
+        deadline: seconds of the clock.
         """
-        while perf_counter() < deadline and not self.proven:
+        while self.clock.seconds < deadline and not self.proven:
             step = next(steps, None)
             if step is None or ended(step):
                 return
@@ -199,7 +204,7 @@ class SearchRecord:
             volume(self.problem.m, self.best),
             self.bound,
             self.proven,
-            perf_counter() - self.started_at,
+            self.clock.seconds - self.started_at,
             self.start,
             self.problem.is_feasible(self.best),
         )
@@ -257,7 +262,7 @@ class AnnealingRuns:
         yield 0, "balanced", problem.balanced, HOT
         yield 0, "layerwise", layerwise(m, problem.capacity), HOT
         for blocks in (16, 32):  # per layer
-            if perf_counter() + _expected_seconds(m, parts, blocks) < blocks_deadline:
+            if self.record.clock.seconds + _expected_seconds(m, parts, blocks) < blocks_deadline:
                 x = partition_blocks(m, parts, epsilon, blocks, seed, shares=shares)
                 warm_starts.append((f"Mt-KaHyPar on {blocks} blocks", x))
                 self.record.offer(*warm_starts[-1])

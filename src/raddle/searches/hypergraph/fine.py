@@ -17,7 +17,6 @@ result, and its exact volume is not larger than that of this start.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -43,6 +42,7 @@ from raddle.searches.hypergraph.fine_walk import (
 )
 from raddle.searches.hypergraph.network import LayerNetwork
 from raddle.searches.settings import OnProgress
+from raddle.searches.stopwatch import Clock
 
 __all__ = ["FinePartition", "FineSolution", "fine_volume", "fine_work", "solve", "to_cells"]
 
@@ -87,18 +87,21 @@ def solve(
     starts: Sequence[Array] = (),
     shares: Sequence[float] | None = None,
     iterations: int | None = None,
+    clock: Clock | None = None,
     on_progress: OnProgress = lambda step: None,
 ) -> FineSolution:
     """Returns the partition of least volume found in `budget` seconds; JIT compilation is not counted.
 
     starts: counts [layer, part] of coarse partitions; shares: of the work, by part; iterations: number of
-    moves instead of a time limit, so that the result can be repeated.
+    moves instead of a time limit, so that the result can be repeated. clock: the clock of a larger search,
+    which then gives the budget; None: it begins after the first move, which compiles the functions.
     """
     pb = build_fine_problem(network, m)
     share = np.full(parts, 1 / parts) if shares is None else np.asarray(shares) / sum(shares)
     capacity = m.total_work * share * (1 + epsilon)
     _warm_up(pb, rows_of_counts(network, _even_counts(m, parts)), capacity)
-    started_at = time.perf_counter()
+    clock = clock or Clock(budget)
+    started_at, budget = clock.seconds, clock.seconds_left
     given_starts = [(f"coarse {i}", rows_of_counts(network, x)) for i, x in enumerate(starts)]
     chain_starts = [
         (f"chain {g}", chain_rows(network, pb, parts, capacity.mean() * g))
@@ -121,18 +124,18 @@ def solve(
         pool = sorted(pool, key=_penalized_volume if r < 2 else _feasible_first)
         pool = pool[: max(1, len(pool) >> (r > 0))]  # the better half, from the second round on
         for i, candidate in enumerate(pool):
-            now = time.perf_counter()
-            seconds = (deadline - now) / (len(pool) - i)
+            seconds = (deadline - clock.seconds) / (len(pool) - i)
             moves = None if iterations is None else iterations // (ROUNDS * len(pool))
-            pool[i] = _anneal_candidate(pb, candidate, capacity, seconds, moves, seed + r)
+            pool[i] = _anneal_candidate(pb, candidate, capacity, clock, seconds, moves, seed + r)
             message = f"from {candidate.start}, {int(pool[i].volume)} elements"
             on_progress({"step": message, "done": r * len(pool) + i, "of": ROUNDS * len(pool)})
-    solutions = [
-        _to_solution(network, m, candidate, capacity, seed)
-        for candidate in [*sorted(pool, key=_feasible_first)[:2], *given_candidates]
-    ]  # (overload, solution)
+    solutions: list[tuple[float, FineSolution]] = []  # with their overload
+    for candidate in [*sorted(pool, key=_feasible_first)[:2], *given_candidates]:
+        if solutions and clock.expired and iterations is None:
+            break
+        solutions.append(_to_solution(network, m, candidate, capacity, seed))
     _, best = min(solutions, key=lambda scored: (scored[0], scored[1].volume))
-    return best._replace(seconds=time.perf_counter() - started_at)
+    return best._replace(seconds=clock.seconds - started_at)
 
 
 def _warm_up(pb: FineProblem, rows: FineRows, capacity: Array) -> None:
@@ -175,6 +178,7 @@ def _anneal_candidate(
     pb: FineProblem,
     candidate: _Candidate,
     capacity: Array,
+    clock: Clock,
     seconds: float,
     moves: int | None,
     seed: int,
@@ -183,12 +187,10 @@ def _anneal_candidate(
     w = start_walk(pb, candidate.rows, capacity, seed)
     part_volume = candidate.volume / candidate.rows.owned.shape[1] + 1e-9  # elements, average
     # progress: the fraction of the run that is done; it determines the temperature
-    started_at, moves_done, chunk, progress = time.perf_counter(), 0, CHUNK // 8, 0.0
+    started_at, moves_done, chunk, progress = clock.seconds, 0, CHUNK // 8, 0.0
     while progress < 1:
         if moves is None:
-            seconds_per_move = (
-                (time.perf_counter() - started_at) / moves_done if moves_done else 0.0
-            )
+            seconds_per_move = (clock.seconds - started_at) / moves_done if moves_done else 0.0
             next_progress = progress + seconds_per_move * chunk / max(seconds, 1e-9)
         else:
             chunk = max(1, min(CHUNK, moves - moves_done))
@@ -203,7 +205,7 @@ def _anneal_candidate(
         progress = (
             next_progress
             if moves is not None
-            else (time.perf_counter() - started_at) / max(seconds, 1e-9)
+            else (clock.seconds - started_at) / max(seconds, 1e-9)
         )
     return _Candidate(candidate.start, w.best, w.totals[OVERLOAD], w.totals[BEST_VOLUME])
 

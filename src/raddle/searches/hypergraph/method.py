@@ -10,13 +10,13 @@ from __future__ import annotations
 import pathlib
 
 from raddle.clusters import Cluster
-from raddle.errors import InputError
+from raddle.errors import InputError, OutOfTime
 from raddle.graph.graph import Graph
 from raddle.searches.hypergraph.cells import Cells, partition_from_vector
 from raddle.searches.hypergraph.formats import read_partition
 from raddle.searches.hypergraph.partitioner import Partitioner, PartitionRequest, PartitionResult
 from raddle.searches.operator_times import device_speeds
-from raddle.searches.settings import Clock, SearchResult, Settings
+from raddle.searches.settings import SearchResult, Settings
 
 
 def search(graph: Graph, cluster: Cluster, grain: str, settings: Settings) -> SearchResult:
@@ -24,11 +24,15 @@ def search(graph: Graph, cluster: Cluster, grain: str, settings: Settings) -> Se
 
     grain: "coarse", "fine" or "mixed".
     """
+    if settings.proposals is not None:
+        raise InputError(
+            f"hypergraph-{grain} makes no proposals that could be counted: give it a budget in seconds."
+        )
     # epsilon: a part may have (1 + epsilon) x its share of the work
     request = PartitionRequest(
         len(cluster.devices), epsilon=settings.epsilon, budget=settings.budget, seed=settings.seed,
         shares=None if cluster.homogeneous else device_speeds(graph, cluster),
-        on_progress=settings.on_progress,
+        on_progress=settings.on_progress, clock=settings.running_clock,
     )  # fmt: skip
     if grain == "mixed":
         return _search_mixed(graph, cluster, request, settings)
@@ -46,18 +50,20 @@ def _search_mixed(
     from raddle.searches.hypergraph.mixed import solve
     from raddle.searches.hypergraph.mixed_step_time import improve_step_time
 
-    clock = Clock(settings.budget, settings.stopwatch)
+    clock = settings.running_clock
     least_volume = solve(
-        graph, request.parts, epsilon=request.epsilon, budget=0.5 * request.budget, seed=request.seed,
+        graph, request.parts, epsilon=request.epsilon, clock=clock.part(0.5), seed=request.seed,
         shares=request.shares, on_progress=request.on_progress,
     )  # fmt: skip
-    seconds_left = max(0.0, settings.budget - clock.seconds)
     # plan_fields: the fields of the plan that the user chose: bn (which samples the batch norm statistics
     # are computed over), sync (how copies of parameters are kept equal) and optimizer
-    improved = improve_step_time(
-        graph, cluster, least_volume, budget=seconds_left, seed=request.seed, profile=settings.profile,
-        on_progress=request.on_progress, **settings.plan_fields,
-    )  # fmt: skip
+    try:
+        improved = improve_step_time(
+            graph, cluster, least_volume, clock=clock, seed=request.seed, profile=settings.profile,
+            on_progress=request.on_progress, **settings.plan_fields,
+        )  # fmt: skip
+    except OutOfTime:
+        return SearchResult(least_volume.tiles)
     return SearchResult(improved.tiles)
 
 

@@ -16,14 +16,15 @@ part. A *baseline* is the plan of a simple method, such as data parallelism (sea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from raddle.clusters import cluster
-from raddle.errors import InputError
+from raddle.errors import InputError, OutOfTime
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
@@ -42,7 +43,8 @@ from raddle.searches.hypergraph.mixed_states import (
     tiles_of,
 )
 from raddle.searches.purposes import bytes_by_purpose
-from raddle.searches.settings import Clock, OnProgress
+from raddle.searches.settings import OnProgress
+from raddle.searches.stopwatch import Clock
 
 
 class SplitChoice(NamedTuple):
@@ -84,12 +86,13 @@ def solve(
     seed: int = 0,
     shares: Sequence[float] | None = None,
     starts: Mapping[str, Mapping[str, Tiling]] | None = None,
+    clock: Clock | None = None,
     on_progress: OnProgress = lambda step: None,
 ) -> MixedSolution:
     """Returns the partition with the fewest bytes found in about `budget` seconds.
 
     shares: of the work, by part, in any unit, for devices that differ in speed; starts: tiles of further
-    plans to start from, by name.
+    plans to start from, by name; clock: the clock of a larger search, which then gives the budget.
     """
     if parts < 1:
         raise InputError(f"a graph cannot have {parts} parts: ask for one or more.")
@@ -98,11 +101,12 @@ def solve(
         raise InputError(f"shares are {list(part_shares)}: give {parts} numbers above 0.")
     problem = MixedProblem(graph, part_shares / part_shares.sum(), epsilon)
     problem.warm_up()
-    clock = Clock(budget)
+    clock = clock or Clock(budget)
     best: MixedCandidate | None = None
-    for candidate in problem.candidates(clock, seed, starts or {}, on_progress):
-        if best is None or candidate.rank < best.rank:
-            best = candidate
+    with suppress(OutOfTime):
+        for candidate in problem.candidates(clock, seed, starts or {}, on_progress):
+            if best is None or candidate.rank < best.rank:
+                best = candidate
     assert best is not None, "all parts on one device is a plan"
     return MixedSolution(
         best.tiles, best.volume, best.bytes, tuple(best.work), best.imbalance, clock.seconds,
@@ -154,8 +158,9 @@ class MixedProblem:
     ) -> Iterator[MixedCandidate]:
         """Yields the basic starts, baselines and given plans, then the best of each annealing round."""
         starts = basic_starts(self.blocks, self.model, self.shares)
-        for name, state in starts.items():
-            yield from self._state_candidate(name, state)
+        # The first start is a plan in any case: it is lowered without a look at the clock.
+        for number, (name, state) in enumerate(starts.items()):
+            yield from self._state_candidate(name, state, clock.look if number else lambda: None)
         # Any cluster of equal devices will do: the tiles of baselines do not depend on the kind of device.
         equal_devices = cluster(f"p100:1x{self.parts}")
         for name, tiles in {
@@ -165,24 +170,28 @@ class MixedProblem:
             nearest_state = state_of_tiles(self.blocks, tiles, self.parts)
             if nearest_state is not None:
                 starts[name] = nearest_state
-            yield from self._candidate(name, dict(tiles), None)
+            yield from self._candidate(name, dict(tiles), None, clock.look)
         if self.parts == 1 or not self.model.work.sum():
             return
         search_inputs = self.blocks, self.model, self.max_work
         for name, state in annealing_rounds(*search_inputs, starts, clock, seed, on_progress):
-            yield from self._state_candidate(name, normalize_state(self.blocks, state, self.shares))
+            yield from self._state_candidate(
+                name, normalize_state(self.blocks, state, self.shares), clock.look
+            )
 
-    def _state_candidate(self, name: str, state: MixedState) -> Iterator[MixedCandidate]:
+    def _state_candidate(
+        self, name: str, state: MixedState, look: Callable[[], None]
+    ) -> Iterator[MixedCandidate]:
         """Yields the candidate of a state, as _candidate does."""
-        return self._candidate(name, tiles_of(self.blocks, self.model, state), state)
+        return self._candidate(name, tiles_of(self.blocks, self.model, state), state, look)
 
     def _candidate(
-        self, name: str, tiles: Tiles, state: MixedState | None
+        self, name: str, tiles: Tiles, state: MixedState | None, look: Callable[[], None]
     ) -> Iterator[MixedCandidate]:
         """Yields the plan with its bytes and balance, or nothing if it cannot be lowered."""
         try:
             # bn="local": batch norm statistics of each tile on its own, so they are not sent
-            program = lower(self.graph, Plan(tiles, self.parts, bn="local"))
+            program = lower(self.graph, Plan(tiles, self.parts, bn="local"), look=look)
         except InputError:
             return
         purpose_bytes = bytes_by_purpose(program)

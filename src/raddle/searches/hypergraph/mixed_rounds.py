@@ -15,7 +15,6 @@ round continues from the best state so far.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from time import perf_counter
 
 import numpy as np
 
@@ -24,7 +23,8 @@ from raddle.searches.hypergraph.mixed_blocks import MixedBlocks
 from raddle.searches.hypergraph.mixed_model import Array, MixedModel
 from raddle.searches.hypergraph.mixed_states import MixedState, part_work
 from raddle.searches.hypergraph.mixed_volume import volume
-from raddle.searches.settings import Clock, OnProgress
+from raddle.searches.settings import OnProgress
+from raddle.searches.stopwatch import Clock
 
 ROUNDS = 6  # in a budget, at least
 FIRST_STEPS = 20_000  # of the first round
@@ -60,7 +60,7 @@ def annealing_rounds(
         from_best = number % 3 == 2
         name = best_name if from_best else names[number % len(names)]
         state = (best_state if from_best else states[name]).copy()
-        started_at, part_volume = perf_counter(), best_volume / len(max_work)
+        started_at, part_volume = clock.seconds, best_volume / len(max_work)
         hot = WARM if from_best else HOT
         schedule = CoolingSchedule(
             steps, hot * part_volume, COLD * part_volume, PRICE * part_volume / m.work.sum()
@@ -68,18 +68,12 @@ def annealing_rounds(
         new_volume = anneal(
             m, state.axis, state.x, max_work, axes[number % 2], schedule, seed * 1000 + number
         )
-        steps_per_second = steps / max(1e-6, perf_counter() - started_at)
+        steps_per_second = steps / max(1e-6, clock.seconds - started_at)
         if new_volume < np.inf:
             if new_volume < best_volume:
                 best_name, best_volume, best_state = name, new_volume, state.copy()
             yield name, state
-        on_progress(
-            {
-                "step": f"from {name}, best {best_volume / 2**20:.4g} MiB",
-                "done": min(clock.seconds, clock.budget),
-                "of": clock.budget,
-            }
-        )
+        on_progress(clock.progress(f"from {name}, best {best_volume / 2**20:.4g} MiB"))
         number += 1
         seconds_left = max(0.0, clock.budget - clock.seconds)
         max_steps = MAX_STEPS * len(blocks.blocks) * len(max_work) ** 0.5

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ import numpy as np
 
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
-from raddle.errors import InputError
+from raddle.errors import InputError, OutOfTime
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
@@ -45,7 +46,8 @@ from raddle.searches.hypergraph.mixed_states import (
     tiles_of,
 )
 from raddle.searches.predict import simulate_steps
-from raddle.searches.settings import Clock, OnProgress
+from raddle.searches.settings import OnProgress
+from raddle.searches.stopwatch import Clock
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.memory.check_memory import fits
 from raddle.simulation.memory.peaks import peak_bytes
@@ -83,23 +85,28 @@ def improve_step_time(
     seed: int = 0,
     starts: Mapping[str, Mapping[str, Tiling]] | None = None,
     profile: Profile | None = None,
+    clock: Clock | None = None,
     on_progress: OnProgress = lambda step: None,
     **settings: str,
 ) -> TimedSolution:
     """Returns the fastest plan found in about `budget` seconds; it is never slower than `solution`.
 
     If the solution fits into the devices' memory, so does the plan. starts: tiles of further plans, by
-    name; settings: bn, sync and optimizer of the plan.
+    name; settings: bn, sync and optimizer of the plan; clock: the clock of a larger search, which then
+    gives the budget. Raises OutOfTime if not even the solution could be timed.
     """
-    clock, blocks = Clock(budget), build_blocks(graph)
-    simulator = PlanSimulator(graph, cluster, profile, {"bn": "local", **settings})
+    clock, blocks = clock or Clock(budget), build_blocks(graph)
+    simulator = PlanSimulator(graph, cluster, profile, {"bn": "local", **settings}, clock)
     memory = np.array([device.memory for device in cluster.devices])
     proposer = Proposer(
-        blocks, Evaluator(graph, cluster, simulator.plan(solution.tiles), profile), memory, seed
+        blocks,
+        Evaluator(graph, cluster, simulator.plan(solution.tiles), profile, clock.look),
+        memory,
+        seed,
     )
 
     def report(step: str) -> None:
-        on_progress({"step": step, "done": min(clock.seconds, budget), "of": budget})
+        on_progress(clock.progress(step))
 
     start_tiles = {
         "volume": solution.tiles,  # the partition with the fewest bytes
@@ -109,10 +116,11 @@ def improve_step_time(
     walks = run_walks(proposer, proposer.start_walks(start_tiles), clock, report)
     given_timeline = simulator.simulate(solution.tiles)
     best, start, state = given_timeline, "volume", None
-    for walk in walks[:FINALISTS]:
-        timeline = simulator.simulate(walk.best_tiles)
-        if _rank(timeline) < _rank(best):
-            best, start, state = timeline, walk.name, walk.best_state
+    with suppress(OutOfTime):  # then the best of those that were simulated
+        for walk in walks[:FINALISTS]:
+            timeline = simulator.simulate(walk.best_tiles)
+            if _rank(timeline) < _rank(best):
+                best, start, state = timeline, walk.name, walk.best_state
     return TimedSolution(
         dict(best.program.plan.tiles), best.step_seconds, given_timeline.step_seconds, best.comm_bytes,
         _fits(best), start, proposer.proposals, clock.seconds,
@@ -148,9 +156,15 @@ class PlanSimulator:
     """Simulates plans that differ only in their tiles."""
 
     def __init__(
-        self, graph: Graph, cluster: Cluster, profile: Profile | None, settings: Mapping[str, str]
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        profile: Profile | None,
+        settings: Mapping[str, str],
+        clock: Clock,
     ) -> None:
         self.graph, self.cluster, self.profile, self.settings = graph, cluster, profile, settings
+        self.clock = clock
 
     def plan(self, tiles: Mapping[str, Tiling]) -> Plan:
         """Returns the plan with these tiles."""
@@ -158,7 +172,9 @@ class PlanSimulator:
 
     def simulate(self, tiles: Mapping[str, Tiling]) -> Timeline:
         """Simulates several steps of the plan with these tiles."""
-        return simulate_steps(self.graph, self.plan(tiles), self.cluster, self.profile)
+        return simulate_steps(
+            self.graph, self.plan(tiles), self.cluster, self.profile, self.clock.look
+        )
 
 
 class Proposer:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -42,6 +41,7 @@ from raddle.searches.hypergraph.filter_layouts import (
 from raddle.searches.hypergraph.network import LayerNetwork, build_network, merge_layers
 from raddle.searches.purposes import bytes_by_purpose
 from raddle.searches.settings import OnProgress
+from raddle.searches.stopwatch import Clock
 
 Array = np.ndarray
 
@@ -62,6 +62,8 @@ class PartitionRequest:
     seed: int = 0
     shares: Sequence[float] | None = None  # of the work, by part, in any unit; None: equal shares
     on_progress: OnProgress = field(default=lambda step: None, repr=False)
+    # The clock of a search that has begun, which then gives the budget; None: it begins with the partition.
+    clock: Clock | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -112,19 +114,23 @@ class Partitioner:
 
     def partition(self, method: str, request: PartitionRequest) -> PartitionResult:
         """Runs a method of METHODS. The modules of a solver are imported when it runs: that is slow."""
-        started_at = perf_counter()
+        clock = request.clock or Clock(request.budget)
+        started_at = clock.seconds
         if request.parts < 1:
             raise InputError(f"{request.parts} parts cannot be made: ask for at least one.")
+        with clock.stopwatch.paused_for_jit():
+            result = self._partition(method, replace(request, clock=clock))
+        return replace(result, seconds=clock.seconds - started_at)
+
+    def _partition(self, method: str, request: PartitionRequest) -> PartitionResult:
+        """Runs a method; the request has a clock that runs."""
         if method in NAIVE_METHODS:
-            result = self.result_from_counts(
-                method, NAIVE_METHODS[method](self.model, request.parts)
-            )
-        elif method in SOLVERS:
-            result = SOLVERS[method](self, request)
-        else:  # channel-incremental
-            cells = naive.channel_incremental(self.network, self.model, request.parts)
-            result = self.result_from_cells(method, cells, request.parts)
-        return replace(result, seconds=perf_counter() - started_at)
+            return self.result_from_counts(method, NAIVE_METHODS[method](self.model, request.parts))
+        if method in SOLVERS:
+            return SOLVERS[method](self, request)
+        # channel-incremental
+        cells = naive.channel_incremental(self.network, self.model, request.parts)
+        return self.result_from_cells(method, cells, request.parts)
 
     # -- what a partition costs --------------------------------------------------------------------
 
@@ -220,7 +226,7 @@ class Partitioner:
         from raddle.searches.hypergraph import coarse
 
         solution = coarse.solve(
-            self.model, request.parts, epsilon=request.epsilon, budget=request.budget, seed=request.seed,
+            self.model, request.parts, epsilon=request.epsilon, clock=request.clock, seed=request.seed,
             shares=request.shares, on_progress=request.on_progress,
         )  # fmt: skip
         return replace(
@@ -234,14 +240,13 @@ class Partitioner:
         """
         from raddle.searches.hypergraph import coarse, fine
 
-        started_at = perf_counter()
+        assert request.clock is not None
         start = coarse.solve(
-            self.model, request.parts, epsilon=request.epsilon, budget=0.4 * request.budget,
+            self.model, request.parts, epsilon=request.epsilon, clock=request.clock.part(0.4),
             seed=request.seed, shares=request.shares, on_progress=request.on_progress,
         )  # fmt: skip
-        seconds_left = max(0.1, request.budget - (perf_counter() - started_at))
         solution = fine.solve(
-            self.network, self.model, request.parts, epsilon=request.epsilon, budget=seconds_left,
+            self.network, self.model, request.parts, epsilon=request.epsilon, clock=request.clock,
             seed=request.seed, starts=[start.x], shares=request.shares, on_progress=request.on_progress,
         )  # fmt: skip
         return self.result_from_cells(
@@ -253,7 +258,7 @@ class Partitioner:
         from raddle.searches.hypergraph import mixed
 
         solution = mixed.solve(
-            self.graph, request.parts, epsilon=request.epsilon, budget=request.budget, seed=request.seed,
+            self.graph, request.parts, epsilon=request.epsilon, clock=request.clock, seed=request.seed,
             shares=request.shares, on_progress=request.on_progress,
         )  # fmt: skip
         return self.result_from_tiles(

@@ -25,7 +25,6 @@ import functools
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,10 +33,11 @@ from numba import njit
 from raddle.searches.optcnn import branch_and_bound, elimination_order
 from raddle.searches.optcnn.problem import Edge, cost_of, improve_locally
 from raddle.searches.settings import OnProgress
+from raddle.searches.stopwatch import Clock
 
 Scope = tuple[int, ...]  # nodes, in rising order
 Factor = tuple[Scope, np.ndarray]  # a table of costs: a dimension for each node of its scope
-OutOfTime = Callable[[], bool]  # whether the deadline has passed
+IsExpired = Callable[[], bool]  # whether the budget of the search is used up
 
 LANES = 16  # float32 numbers in a vector register
 ROWS, COLUMNS = 64, 1024  # size of a block of a product: 256 KiB, which fit the CPU's cache
@@ -69,15 +69,19 @@ def solve(
     edges: Sequence[Edge],
     *,
     limit: int = 2**26,
-    deadline: float | None = None,
+    clock: Clock | None = None,
     on_progress: OnProgress = lambda step: None,
 ) -> Solution:
-    """Returns the optimal choice, or the best one until the deadline.
+    """Returns the optimal choice, or the best one until the clock expires.
 
     limit: the most entries of a table over three or more nodes; all such tables together have at most four
-    times as many. deadline: a value of `perf_counter`, checked between eliminations.
+    times as many. clock: looked at between eliminations; None: there is no limit.
     """
-    net, out_of_time = _Network(nodes, edges), _out_of_time(deadline)
+    net = _Network(nodes, edges)
+
+    def out_of_time() -> bool:
+        return clock is not None and clock.expired
+
     _eliminate_up_to_two_neighbours(net, out_of_time, on_progress)
     eliminated_first, remaining = len(net.eliminated), len(net.neighbours)
     choice: dict[int, int] = {}
@@ -109,7 +113,7 @@ def solve(
 
 
 def _solve_by_elimination(
-    nodes: Sequence[np.ndarray], edges: Sequence[Edge], limit: int, out_of_time: OutOfTime
+    nodes: Sequence[np.ndarray], edges: Sequence[Edge], limit: int, out_of_time: IsExpired
 ) -> tuple[tuple[int, ...], bool] | None:
     """Returns a choice, and whether it is optimal (time did not run out); None if tables get too large."""
     net = _Network(nodes, edges)
@@ -151,11 +155,7 @@ def _best_configuration(v: int, factors: Sequence[Factor], choice: Mapping[int, 
 # -- elimination in order ------------------------------------------------------------------------
 
 
-def _out_of_time(deadline: float | None) -> OutOfTime:
-    return lambda: deadline is not None and perf_counter() >= deadline
-
-
-def _eliminate(net: _Network, order: Sequence[int], out_of_time: OutOfTime) -> None:
+def _eliminate(net: _Network, order: Sequence[int], out_of_time: IsExpired) -> None:
     for v in order:
         if out_of_time():
             return
@@ -163,7 +163,7 @@ def _eliminate(net: _Network, order: Sequence[int], out_of_time: OutOfTime) -> N
 
 
 def _eliminate_up_to_two_neighbours(
-    net: _Network, out_of_time: OutOfTime, on_progress: OnProgress
+    net: _Network, out_of_time: IsExpired, on_progress: OnProgress
 ) -> None:
     """(2) Eliminates nodes with at most two neighbours, until every node has three or more."""
     total = len(net.neighbours)

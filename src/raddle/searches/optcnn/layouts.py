@@ -28,7 +28,7 @@ import numpy as np
 
 from raddle.graph.needed_operands import needed_operands
 from raddle.graph.space import Space
-from raddle.searches.configurations import degrees, max_copies, member_tilings
+from raddle.searches.configurations import degrees, degrees_up_to, max_copies, member_tilings
 from raddle.searches.groups import AFTER, BY_LETTERS, Group, Member
 from raddle.searches.optcnn.member_ranges import Dims, MemberRanges
 from raddle.searches.optcnn.ranges import Array, Cuts, Lattice, Ranges
@@ -110,7 +110,9 @@ class LayoutBuilder:
             limit = (
                 min(size, self.device_count) if self.reduction or letter not in group.reduced else 1
             )
-            limits.append(1 << (limit.bit_length() - 1) if self.powers_of_two else limit)
+            limits.append(
+                degrees_up_to(limit, self.device_count, powers_of_two=self.powers_of_two)[-1]
+            )
         key = tuple(limits)
         if key not in self.lattices:
             all_degrees = degrees(

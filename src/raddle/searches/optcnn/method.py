@@ -19,6 +19,7 @@ from raddle.searches.grids import Tiles, all_devices, copies, place_batch_indepe
 from raddle.searches.groups import Group
 from raddle.searches.optcnn.elimination import Solution, solve
 from raddle.searches.optcnn.tables import Tables, build_tables
+from raddle.searches.stopwatch import Clock
 
 # The exposed shares that `optcnn` assumes.
 EXPOSED_SHARES = (1.0, 0.5, 0.2, 0.0)
@@ -34,9 +35,14 @@ def optcnn_paper(graph: Graph, cluster: Cluster, **options: Any) -> tuple[Tiles,
     return plan_tiles(graph, cluster, costs.groups, chosen), solution
 
 
-def choose_configurations(tables: Tables) -> tuple[list[Configuration], Solution]:
-    """Returns the configurations of all groups with the least total cost, and the solution."""
-    solution = solve(tables.nodes, tables.edges)
+def choose_configurations(
+    tables: Tables, clock: Clock | None = None
+) -> tuple[list[Configuration], Solution]:
+    """Returns the configurations of all groups with the least total cost, and the solution.
+
+    clock: when it expires, the best choice so far is returned; None: there is no limit.
+    """
+    solution = solve(tables.nodes, tables.edges, clock=clock)
     chosen = [
         group_configurations[x]
         for group_configurations, x in zip(tables.configurations, solution.choice, strict=True)

@@ -79,19 +79,24 @@ def build_tables(
     allowed: Allowed | None = None,
     profile: Profile | None = None,
     groups: Sequence[Group] | None = None,
+    look: Callable[[], None] = lambda: None,
 ) -> Tables:
     """Returns the cost tables of a graph on a cluster.
 
     paper: t_S of a parameter server, as in the paper. exposed: the fraction of t_S that counts.
     powers_of_two, reduction: see Settings. allowed: which configurations a group may have; None: all.
-    bn, profile: see Settings. groups: the groups of the graph; None: they are computed.
+    bn, profile: see Settings. groups: the groups of the graph; None: they are computed. look: is called for
+    every group and edge; a search looks at its clock there.
     """
     all_groups = tuple(find_groups(graph) if groups is None else groups)
     active, devices = active_values(graph), sampled_devices(cluster, all_devices=reduction)
     builder = LayoutBuilder(
         devices, len(cluster.devices), powers_of_two=powers_of_two, reduction=reduction
     )
-    layouts = [builder.layouts(group) for group in all_groups]
+    layouts = []
+    for group in all_groups:
+        look()
+        layouts.append(builder.layouts(group))
     tile_times = TileTimes(ComputeCosts(graph, active, profile, bn=bn), active, cluster, devices)
     communication = CommunicationTimes(
         graph,
@@ -102,13 +107,22 @@ def build_tables(
         tile_times.volumes,
     )
     compute_times = ComputeTimes(all_groups, layouts, tile_times, communication, bn=bn)
-    compute = [compute_times.seconds(g) for g in range(len(all_groups))]
+    compute = []
+    for g in range(len(all_groups)):
+        look()
+        compute.append(compute_times.seconds(g))
     sync_times = SyncTimes(cluster)
     seconds_of = sync_times.server_times if paper else sync_times.all_reduce_times
     sync = _sync_seconds(graph, active, all_groups, layouts, seconds_of)
+    look()
     configurations = [group_layouts[0].lattice.configurations for group_layouts in layouts]
     result = Tables(
-        all_groups, configurations, [], _edges(graph, all_groups, communication), compute, sync
+        all_groups,
+        configurations,
+        [],
+        _edges(graph, all_groups, communication, look),
+        compute,
+        sync,
     )
     if allowed is not None:
         result = _only_allowed(result, allowed)
@@ -282,7 +296,12 @@ def _parameter_readers(
     return {name: len(reading_groups) for name, reading_groups in readers.items()}
 
 
-def _edges(graph: Graph, groups: Sequence[Group], communication: CommunicationTimes) -> list[Edge]:
+def _edges(
+    graph: Graph,
+    groups: Sequence[Group],
+    communication: CommunicationTimes,
+    look: Callable[[], None],
+) -> list[Edge]:
     """Returns t_X as edges between groups; members that need the same part of a value fetch it once."""
     group_of = group_indices(groups)
     made_by = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
@@ -290,6 +309,7 @@ def _edges(graph: Graph, groups: Sequence[Group], communication: CommunicationTi
     for op in graph.ops:
         if op.name not in group_of:
             continue
+        look()
         for operand, name in enumerate(op.inputs):
             # A value that no operator makes counts as made by the reader itself: it has no edge.
             producer, output = made_by.get(name, (op, 0))

@@ -47,10 +47,12 @@ def least_total(
     *,
     low: float,
     high: float,
+    expired: Callable[[], bool] = lambda: False,
 ) -> CappedOptimum[Solution] | None:
     """Return the solution with the smallest total, or None if there is no solution.
 
     low, high: `largest` of every solution is above low; a cap of high excludes no solution.
+    expired: whether the time of the search is used up; the best solution so far is then returned.
     """
 
     def total(x: CappedOptimum[Solution]) -> float:
@@ -69,7 +71,7 @@ def least_total(
     cap = 1.05 * low
     # Start just above the lower bound, and raise the cap by a fifth until there is a solution: `solve` is
     # faster for small caps.
-    while cap < best.largest:
+    while cap < best.largest and not expired():
         optimum = solve(cap)
         if optimum:
             intervals = [
@@ -80,7 +82,7 @@ def least_total(
             break
         low, cap = cap, 1.2 * cap
     heapify(intervals)
-    while intervals:
+    while intervals and not expired():
         _, low, high, least_sum, halve = current = heappop(intervals)
         # With a `largest` above this, no total is smaller than the best one.
         high = min(high, (total(best) - least_sum) / repeats)

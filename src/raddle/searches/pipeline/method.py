@@ -16,24 +16,22 @@ inside a stage, and the schedule `gems`, where activations of only one micro-bat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 
 from raddle.clusters import Cluster
 from raddle.costs.compute import ComputeCosts
-from raddle.errors import InputError
+from raddle.errors import InputError, OutOfTime
 from raddle.graph.gradients import active_values
 from raddle.graph.graph import Graph
 from raddle.plans.optimizers import optimizer_info
 from raddle.plans.pipelining import schedule_splits_backward, steps_to_simulate
 from raddle.plans.plan import Plan
-from raddle.plans.tiling import Grid, Irregular, Tile, Tiling
 from raddle.program.lower import lower
 from raddle.searches.baselines.data import data
-from raddle.searches.baselines.model import owt
-from raddle.searches.baselines.spatial import spatial
-from raddle.searches.grids import Tiles, batch_independent, copies, copies_unless_opaque
+from raddle.searches.grids import Tiles
 from raddle.searches.pipeline.layer_graph import (
     LayerCostModel,
     LayerGraph,
@@ -42,23 +40,19 @@ from raddle.searches.pipeline.layer_graph import (
     stage_op_names,
 )
 from raddle.searches.pipeline.layers import DeviceChain
-from raddle.searches.pipeline.request import PipelineRequest, best_partition
+from raddle.searches.pipeline.request import PipelineRequest, best_partition, limits
 from raddle.searches.pipeline.shortest_step import StepPartition, partition_for_step
-from raddle.searches.settings import Clock, PipelineResult, SearchResult, Settings
-from raddle.searches.starts import first_devices
+from raddle.searches.pipeline.stage_tiles import STAGE_METHODS, stage_tiles
+from raddle.searches.settings import PipelineResult, SearchResult, Settings
+from raddle.searches.starts import BaselineFunction
 from raddle.simulation.memory.check_memory import fits
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
 
 MAX_MICROBATCHES = 64
 MAX_SIMULATED = 4  # partitions that are simulated, besides those tried when memory is short
-# Methods that tile the operators of a stage on its devices.
-STAGE_METHODS = {
-    "data": data,
-    "spatial": spatial,
-    "owt": owt,
-}
 SIMULATED_STEPS = 2  # training steps in one simulation
+PARTITION_SHARE = 0.5  # of the budget, for the partitioner; the other half is for simulations
 
 
 @dataclass(frozen=True)
@@ -70,13 +64,14 @@ class PipelineCandidate:
     step_seconds: float
     peak_bytes: int  # peak memory of the device that needs the most
     fits: bool  # whether every device has enough memory
+    simulated: bool = True  # False: there was no time, and only the time is estimated
 
     def row(self) -> dict[str, object]:
         """Return the entry for the list `tried` of a plan file."""
         return {
             "name": self.name,
             "step_ms": 1e3 * self.step_seconds,
-            "simulated": True,
+            "simulated": self.simulated,
             "fits": self.fits,
             "peak_bytes": self.peak_bytes,
             "recompute": None,  # only the method `auto` counts recomputed blocks
@@ -96,7 +91,7 @@ def pipeline_candidates(
     one_microbatch: consider only plans with a single micro-batch, the whole batch.
     max_simulated: how many partitions are simulated.
     """
-    pipeline_search = _PipelineSearch(graph, cluster, settings)
+    pipeline_search = PipelineSearch(graph, cluster, settings)
     return pipeline_search.candidates(one_microbatch=one_microbatch, max_simulated=max_simulated)
 
 
@@ -107,24 +102,26 @@ def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
     """
     if len(cluster.devices) < 2:
         raise InputError(f"'{cluster.name}' has one device: a pipeline needs at least two.")
+    settings = settings.with_running_clock()
+    pipeline_search = PipelineSearch(graph, cluster, settings)
     if settings.schedule or settings.stages or settings.microbatches:
-        candidates = _PipelineSearch(graph, cluster, settings).requested_candidates()
+        candidates = pipeline_search.requested_candidates()
     else:
-        candidates = pipeline_candidates(graph, cluster, settings)
+        candidates = pipeline_search.candidates(one_microbatch=False, max_simulated=MAX_SIMULATED)
     if not candidates:
         raise InputError(f"no pipeline was found for '{graph.name}' on '{cluster.name}'.")
     rows = tuple(c.row() for c in candidates)
-    # start: the candidate that became the plan. stopped: why the search ended. A pipeline search always
-    # says "candidates" (all were tried), even if its time budget ended it earlier.
-    return replace(candidates[0].result, start=candidates[0].name, stopped="candidates", tried=rows)
+    # start: the candidate that became the plan. stopped: why the search ended.
+    stopped = "budget" if pipeline_search.clock.expired else "candidates"
+    return replace(candidates[0].result, start=candidates[0].name, stopped=stopped, tried=rows)
 
 
-class _PipelineSearch:
+class PipelineSearch:
     """A search for one graph and cluster; it collects the candidates that it simulates in `simulated`."""
 
     def __init__(self, graph: Graph, cluster: Cluster, settings: Settings) -> None:
         self.graph, self.cluster, self.settings = graph, cluster, settings
-        self.clock = Clock(settings.budget, settings.stopwatch)  # the search's time budget
+        self.clock = settings.running_clock
         self.device_count = len(cluster.devices)
         self.layer_graph = build_layer_graph(graph)
         active = active_values(graph)  # the values that have a gradient
@@ -150,23 +147,35 @@ class _PipelineSearch:
         )
         batch = self.graph.batch
         request = request.validated(batch, self.device_count)
-        for m in request.microbatch_counts(batch, self.device_count):
-            partition = request.partition(
-                self.cost_model.micro_batch_costs(ceil(batch / m)),
-                self.device_chain,
-                m,
-                self.state_factor,
-            )
-            if partition is not None:
-                self._try_partition(m, partition, request.schedule or "1f1b", request.workers)
+        with suppress(OutOfTime):
+            for m in request.microbatch_counts(batch, self.device_count):
+                partition = request.partition(
+                    self.cost_model.micro_batch_costs(ceil(batch / m)),
+                    self.device_chain,
+                    m,
+                    self.state_factor,
+                    self.clock,
+                )
+                if partition is not None:
+                    self.try_partition(m, partition, request.schedule or "1f1b", request.workers)
         if not self.simulated and self.refusals:
             raise InputError(self.refusals[0])
+        return self.ranked()
+
+    def candidates(self, *, one_microbatch: bool, max_simulated: int) -> list[PipelineCandidate]:
+        """Return simulated plans of a search without a request of the user; see `pipeline_candidates`."""
+        with suppress(OutOfTime):
+            self._try_candidates(one_microbatch=one_microbatch, max_simulated=max_simulated)
+        return self.ranked()
+
+    def ranked(self) -> list[PipelineCandidate]:
+        """Return the candidates so far, the best first."""
         return sorted(
             self.simulated, key=lambda c: (not c.fits, c.step_seconds if c.fits else c.peak_bytes)
         )
 
-    def candidates(self, *, one_microbatch: bool, max_simulated: int) -> list[PipelineCandidate]:
-        """Return simulated plans of a search without a request of the user; see `pipeline_candidates`."""
+    def _try_candidates(self, *, one_microbatch: bool, max_simulated: int) -> None:
+        """Simulate the partitions with the shortest estimates, and others if memory is short."""
         partitions = sorted(
             self._partitions(one_microbatch=one_microbatch),
             key=lambda candidate: candidate[1].seconds,
@@ -175,7 +184,7 @@ class _PipelineSearch:
             if self.clock.expired and self.simulated:
                 break
             for schedule in self._schedules(partition, m):
-                self._try_partition(m, partition, schedule)
+                self.try_partition(m, partition, schedule)
         recomputes = any(
             s.recompute for _, chosen in partitions[:max_simulated] for s in chosen.stages
         )
@@ -183,9 +192,6 @@ class _PipelineSearch:
             self._try_sequential()
         if not any(c.fits for c in self.simulated):
             self._try_least_memory()
-        return sorted(
-            self.simulated, key=lambda c: (not c.fits, c.step_seconds if c.fits else c.peak_bytes)
-        )
 
     def _partitions(self, *, one_microbatch: bool) -> Iterator[tuple[int, StepPartition]]:
         """Yield (m, best partition by the partitioner's estimate) for various numbers of micro-batches."""
@@ -196,12 +202,18 @@ class _PipelineSearch:
             else {2**k for k in range(7)} | {self.device_count, 2 * self.device_count}
         )
         microbatch_counts = sorted(m for m in counts if m <= min(batch, MAX_MICROBATCHES))
+        clock = self.clock.part(PARTITION_SHARE)
         for done, m in enumerate(microbatch_counts):
+            if done and clock.expired:
+                return
             self.settings.on_progress(
                 {"step": f"cutting, {m} micro-batches", "done": done, "of": len(microbatch_counts)}
             )
             costs = self.cost_model.micro_batch_costs(ceil(batch / m))
-            partition = best_partition(costs, self.device_chain, m, self.state_factor)
+            share = 1 / (len(microbatch_counts) - done)
+            partition = best_partition(
+                costs, self.device_chain, m, self.state_factor, clock.part_of_rest(share)
+            )
             if partition is not None:
                 yield m, partition
             else:
@@ -229,10 +241,10 @@ class _PipelineSearch:
             costs = self.cost_model.micro_batch_costs(ceil(batch / m))
             partition = partition_for_step(
                 costs, self._unlimited_memory, microbatches=m, state_factor=self.state_factor,
-                recompute=(False,), max_replicas=self.device_count,
+                recompute=(False,), max_replicas=self.device_count, **limits(self.clock.part(0.1)),
             )  # fmt: skip
             if partition is not None:
-                self._try_partition(m, partition, "")
+                self.try_partition(m, partition, "")
 
     @property
     def _unlimited_memory(self) -> DeviceChain:
@@ -258,25 +270,28 @@ class _PipelineSearch:
                     state_factor=self.state_factor,
                     recompute=(True,),
                     max_replicas=replicas,
+                    **limits(self.clock.part(0.1)),
                 )
                 if partition is None:
                     continue
-                self._try_partition(m, partition, "1f1b" if len(partition.stages) > 1 else "")
+                self.try_partition(m, partition, "1f1b" if len(partition.stages) > 1 else "")
                 if all(len(s.devices) == 1 for s in partition.stages) and m % 2 == 0:
-                    self._try_partition(m, partition, "gems")
+                    self.try_partition(m, partition, "gems")
 
     # -- from a partition to a plan ----------------------------------------------------------------
 
-    def _try_partition(
+    def try_partition(
         self,
         m: int,
         partition: StepPartition,
         schedule: str,
         workers: tuple[tuple[int, ...], ...] = (),
+        stage_methods: Mapping[str, BaselineFunction] = STAGE_METHODS,
     ) -> None:
         """Simulate a partition with one schedule; adds candidates or, if it is impossible, refusals.
 
         workers: the devices of each row of a schedule that the user wrote out; () for a named schedule.
+        stage_methods: the functions that tile the operators of a stage with several devices, by name.
         """
         try:
             with self.settings.stopwatch.paused():  # capturing is no search time
@@ -290,8 +305,9 @@ class _PipelineSearch:
                 "a module that looks at the size of its batch cannot have micro-batches of that size."
             )
             return
-        methods = [""] if all(len(s.devices) == 1 for s in partition.stages) else [*STAGE_METHODS]
-        for method in methods:
+        if all(len(s.devices) == 1 for s in partition.stages):
+            stage_methods = {"": data}
+        for method, tile in stage_methods.items():
             parts = [
                 f"{len(partition.stages)} stages",
                 f"{m} micro-batches",
@@ -301,13 +317,19 @@ class _PipelineSearch:
             # The number of simulations is not known beforehand, so the progress is always shown as a half.
             self.settings.on_progress({"step": f"simulating {name}", "done": 0.5, "of": 1})
             try:
-                result = self._build_result(graph, m, partition, schedule, method, workers)
+                result = self._build_result(graph, m, partition, schedule, tile, workers)
                 self.simulated.append(self._simulate(name, result))
             except InputError as error:  # the method cannot tile a stage on that many devices
                 self.refusals.append(str(error))
+            except OutOfTime:
+                if not self.simulated:  # it is known by its estimate only
+                    self.simulated.append(
+                        PipelineCandidate(name, result, partition.seconds, 0, False, False)
+                    )
+                raise
 
     def _build_result(
-        self, graph: Graph, m: int, partition: StepPartition, schedule: str, method: str,
+        self, graph: Graph, m: int, partition: StepPartition, schedule: str, tile: BaselineFunction,
         workers: tuple[tuple[int, ...], ...],
     ) -> SearchResult:  # fmt: skip
         """Turn a partition into tiles and pipeline settings; `graph` is that of one micro-batch."""
@@ -334,29 +356,8 @@ class _PipelineSearch:
         )
         tiles: Tiles = {}
         for names, stage in zip(stages, partition.stages, strict=True):
-            tiles |= self._stage_tiles(graph, set(names), stage.devices, method)
+            tiles |= stage_tiles(graph, self.cluster, set(names), stage.devices, tile)
         return SearchResult(tiles, pipeline=pipeline)
-
-    def _stage_tiles(
-        self, graph: Graph, op_names: set[str], devices: tuple[int, ...], method: str
-    ) -> dict[str, Tiling]:
-        """Return the tiling of each operator of a stage, as the method gives it for that many devices."""
-        if len(devices) == 1:
-            return {op.name: copies(op, devices) for op in graph.ops if op.name in op_names}
-        # Tiled on as many devices from the start of the cluster, then moved to those of the stage.
-        method_tiles = STAGE_METHODS[method](graph, first_devices(self.cluster, len(devices)))
-        independent_ops = batch_independent(graph)
-        tiles: dict[str, Tiling] = {}
-        for op in (op for op in graph.ops if op.name in op_names):
-            # The method places operators that depend on no sample, such as a causal mask, on all devices
-            # that read them. Here other stages may read them too, but an operator may only use devices of
-            # its own stage.
-            tiles[op.name] = (
-                copies_unless_opaque(op, devices)
-                if op.name in independent_ops
-                else _move_to_devices(method_tiles[op.name], devices)
-            )
-        return tiles
 
     def _simulate(self, name: str, result: SearchResult) -> PipelineCandidate:
         """Simulate the plan and return it with its step time and peak memory."""
@@ -369,15 +370,10 @@ class _PipelineSearch:
         )
         # More steps if they overlap, until a steady state is reached.
         plan = replace(plan, steps=steps_to_simulate(plan, SIMULATED_STEPS))
-        timeline = simulate(lower(result.pipeline.graph, plan), self.cluster, self.settings.profile)
-        peaks = peak_bytes(timeline)
+        look = self.clock.look
+        program = lower(result.pipeline.graph, plan, look=look)
+        timeline = simulate(program, self.cluster, self.settings.profile, look=look)
+        peaks = peak_bytes(timeline, look=look)
         return PipelineCandidate(
             name, result, timeline.step_seconds, max(peaks), fits(peaks, self.cluster)
         )
-
-
-def _move_to_devices(tiling: Tiling, devices: tuple[int, ...]) -> Tiling:
-    """Return the tiling, a regular grid or a list of tiles, with device d replaced by devices[d]."""
-    if isinstance(tiling, Grid):
-        return replace(tiling, devices=tuple(devices[d] for d in tiling.devices))
-    return Irregular(tuple(Tile(t.box, devices[t.device]) for t in tiling.tiles))

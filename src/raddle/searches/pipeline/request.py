@@ -9,8 +9,9 @@ each worker (see raddle.plans.schedule).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from raddle.errors import InputError
 from raddle.plans.named_schedule import NamedSchedule
@@ -19,9 +20,18 @@ from raddle.plans.schedule import schedule_from_text
 from raddle.plans.schedules import ASYNCHRONOUS, NAMES, SCHEDULES
 from raddle.searches.pipeline.layers import DeviceChain, LayerCosts, Layers, topological_order
 from raddle.searches.pipeline.shortest_period import partition_for_period
-from raddle.searches.pipeline.shortest_step import StepPartition, StepStage, partition_for_step
+from raddle.searches.pipeline.shortest_step import (
+    MAX_OPERATIONS,
+    StepPartition,
+    StepStage,
+    partition_for_step,
+)
+from raddle.searches.stopwatch import Clock
 
 DEFAULT_SCHEDULE = "1f1b"
+# Operations of the partitioner's innermost loop for each second of its clock, so that the dynamic program
+# for one cap takes a small part of the time; and the fewest.
+OPERATIONS_PER_SECOND, MIN_OPERATIONS = 2.5e7, 1e7
 
 
 @dataclass(frozen=True)
@@ -91,11 +101,17 @@ class PipelineRequest:
         return sorted({m for m in (devices, 2 * devices, 4 * devices) if m <= batch} or {batch})
 
     def partition(
-        self, costs: LayerCosts, device_chain: DeviceChain, m: int, state_factor: float
+        self,
+        costs: LayerCosts,
+        device_chain: DeviceChain,
+        m: int,
+        state_factor: float,
+        clock: Clock | None = None,
     ) -> StepPartition | None:
         """Assign layers to as many stages as the schedule needs; None if nothing fits in memory.
 
-        state_factor: bytes held for each byte of parameters (weight, gradient, optimizer state).
+        state_factor: bytes held for each byte of parameters (weight, gradient, optimizer state). clock: see
+        best_partition.
         """
         devices = len(device_chain.kinds)
         one_device_per_stage = self.is_written_out or not self.named_schedule.allows_replicas
@@ -103,12 +119,12 @@ class PipelineRequest:
             # ASYNCHRONOUS: the schedules without a flush.
             if self.schedule in ASYNCHRONOUS and len(set(device_chain.kinds)) == 1:
                 return _shortest_period_partition(costs, device_chain)
-            return best_partition(costs, device_chain, m, state_factor)
+            return best_partition(costs, device_chain, m, state_factor, clock)
         if self.is_written_out:
             written = schedule_from_text(self.schedule)
             # The worker (device) that runs stage s of micro-batch 0.
             stage_devices = [written.worker(s, 0) for s in range(written.stages)]
-            return _balanced_partition(costs, stage_devices)
+            return balanced_partition(costs, stage_devices)
         stages = self.stages or devices * self.named_schedule.chunks
         if self.named_schedule.even_stages and stages % 2:
             raise InputError(f"{self.schedule} needs an even number of stages, not {stages}.")
@@ -118,28 +134,53 @@ class PipelineRequest:
                 device_chain.bandwidth[: stages - 1], device_chain.latency[: stages - 1],
             )  # fmt: skip
             partition = partition_for_step(
-                costs, first_devices, microbatches=m, state_factor=state_factor, max_replicas=1
-            )
+                costs, first_devices, microbatches=m, state_factor=state_factor, max_replicas=1,
+                **limits(clock),
+            )  # fmt: skip
             if partition is not None and len(partition.stages) == stages:
                 return partition
-        return _balanced_partition(costs, [s % min(stages, devices) for s in range(stages)])
+        return balanced_partition(costs, [s % min(stages, devices) for s in range(stages)])
+
+
+class Limits(TypedDict):
+    """The arguments of partition_for_step that limit its time."""
+
+    max_operations: float
+    expired: Callable[[], bool]
+
+
+def limits(clock: Clock | None) -> Limits:
+    """Return the limits of a partitioner that may take the seconds of a clock; None: there is no limit."""
+    if clock is None:
+        return Limits(max_operations=MAX_OPERATIONS, expired=lambda: False)
+    operations = OPERATIONS_PER_SECOND * clock.budget
+    return Limits(
+        max_operations=min(MAX_OPERATIONS, max(MIN_OPERATIONS, operations)),
+        expired=lambda: clock.expired,
+    )
 
 
 def best_partition(
-    costs: LayerCosts, device_chain: DeviceChain, m: int, state_factor: float
+    costs: LayerCosts,
+    device_chain: DeviceChain,
+    m: int,
+    state_factor: float,
+    clock: Clock | None = None,
 ) -> StepPartition | None:
     """Return the partition with the shortest estimated step, or None if none fits in memory.
 
     It always has several stages where the model has several layers: if a single stage is best by the
-    estimate, the layers are balanced over all devices.
+    estimate, the layers are balanced over all devices. clock: when it expires, the best partition so far is
+    returned; None: there is no limit.
     """
     devices = len(device_chain.kinds)
     max_replicas = max(1, devices - 1)
     partition = partition_for_step(
-        costs, device_chain, microbatches=m, state_factor=state_factor, max_replicas=max_replicas
-    )
+        costs, device_chain, microbatches=m, state_factor=state_factor, max_replicas=max_replicas,
+        **limits(clock),
+    )  # fmt: skip
     if partition is not None and len(partition.stages) == 1:
-        return _balanced_partition(costs, list(range(min(devices, len(costs.successors)))))
+        return balanced_partition(costs, list(range(min(devices, len(costs.successors)))))
     return partition
 
 
@@ -153,7 +194,7 @@ def _shortest_period_partition(costs: LayerCosts, device_chain: DeviceChain) -> 
     bandwidth = min(device_chain.bandwidth, default=1e12)
     partition = partition_for_period(layers, devices, bandwidth=bandwidth, counting="crossing")
     if len(partition.stages) == 1:
-        return _balanced_partition(costs, list(range(min(devices, len(costs.successors)))))
+        return balanced_partition(costs, list(range(min(devices, len(costs.successors)))))
     stages, first_device = [], 0
     for stage in partition.stages:
         stage_devices = tuple(range(first_device, first_device + stage.replicas))
@@ -164,7 +205,7 @@ def _shortest_period_partition(costs: LayerCosts, device_chain: DeviceChain) -> 
     return StepPartition(tuple(stages), partition.period, partition.exact, partition.ideals)
 
 
-def _balanced_partition(costs: LayerCosts, stage_devices: Sequence[int]) -> StepPartition:
+def balanced_partition(costs: LayerCosts, stage_devices: Sequence[int]) -> StepPartition:
     """Cut one topological order into runs, one per stage, so that the slowest run is as fast as possible.
 
     stage_devices: the device of each stage.

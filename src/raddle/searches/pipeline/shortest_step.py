@@ -37,7 +37,7 @@ exact; if not, `exact` is False.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,6 +60,7 @@ from raddle.searches.pipeline.ideals import Array, Ideals, ideals_of
 from raddle.searches.pipeline.layers import DeviceChain, LayerCosts, topological_order
 
 FlushedSchedule = Literal["1f1b", "gpipe"]
+MAX_OPERATIONS = 5e8  # of the innermost loop of the dynamic program, for one cap
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,13 @@ class StepProblem:
         may_save, may_recompute = False in self.recompute, True in self.recompute
         return MemoryRules(self.state_factor, may_save, may_recompute, np.array(alive))
 
-    def shortest(self, sums: IdealSums) -> CappedOptimum[list[PlacedSegment]] | None:
-        """Return the stages with the shortest step, or None if none fit in memory."""
+    def shortest(
+        self, sums: IdealSums, expired: Callable[[], bool]
+    ) -> CappedOptimum[list[PlacedSegment]] | None:
+        """Return the stages with the shortest step, or None if none fit in memory.
+
+        expired: whether the time of the search is used up; the best stages so far are then returned.
+        """
         devices = len(self.placements.kind)
         # For each q, the micro-batches in flight; q = 0 is not used.
         in_flight = [self.alive(max(q, 1)) for q in range(devices + 1)]
@@ -126,6 +132,7 @@ class StepProblem:
             self.microbatches - 1,
             low=low * (1 - 1e-9),
             high=max(2 * float(slowest), low),
+            expired=expired,
         )
 
     def fits(self, sums: IdealSums, segments: Sequence[PlacedSegment]) -> bool:
@@ -158,7 +165,8 @@ def partition_for_step(
     recompute: Sequence[bool] = (False, True),
     max_replicas: int | None = None,
     max_ideals: int = 1_000_000,
-    max_operations: float = 5e8,
+    max_operations: float = MAX_OPERATIONS,
+    expired: Callable[[], bool] = lambda: False,
 ) -> StepPartition | None:
     """Return the partition with the shortest estimated step that fits in memory, or None if none fits.
 
@@ -167,6 +175,8 @@ def partition_for_step(
     max_replicas: the most devices of a stage; None: no limit.
     max_ideals: with more ideals, only the prefixes of one topological order are cut.
     max_operations: of the innermost loop for one cap; limits how many ideals are considered.
+    expired: whether the time of the search is used up; the best partition so far is then returned, which is
+    not exact.
     """
     if microbatches < 1:
         raise ValueError(f"a step needs at least one micro-batch, got {microbatches}.")
@@ -180,12 +190,14 @@ def partition_for_step(
     if len(ideals) > max_chosen:
         chosen = _select_ideals(ideals, sums.cut_bytes, order, max_chosen)
     chosen_sums = sums.select(chosen)
-    optimum = problem.shortest(chosen_sums)
+    optimum = problem.shortest(chosen_sums, expired)
     worth_cutting = _worth_cutting(problem, sums, optimum)
     exact = ideals.complete and (len(chosen) == len(ideals) or len(worth_cutting) <= max_chosen)
+    exact = exact and not expired()
     if exact and len(chosen) < len(ideals):
         chosen, chosen_sums = worth_cutting, sums.select(worth_cutting)
-        optimum = problem.shortest(chosen_sums)
+        optimum = problem.shortest(chosen_sums, expired)
+        exact = not expired()
     if not optimum:
         return None
     position = {v: x for x, v in enumerate(order)}

@@ -21,13 +21,13 @@ Searches use it. A plan that it does not support is refused (coverage.py); `simu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
-from raddle.errors import InputError
+from raddle.errors import InputError, OutOfTime
 from raddle.graph.gradients import has_backward
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
@@ -53,10 +53,18 @@ MAX_STORE_BYTES = 512 * 2**20
 
 
 class Evaluator:
-    """The step time of a plan whose tiles change; see the top of the file."""
+    """The step time of a plan whose tiles change; see the top of the file.
+
+    look: is called before rows are built; a search looks at its clock there.
+    """
 
     def __init__(
-        self, graph: Graph, cluster: Cluster, plan: Plan, profile: Profile | None = None
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        plan: Plan,
+        profile: Profile | None = None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         _check_supported(plan, cluster)
         graph = in_precision(graph, plan.parsed_precision)
@@ -71,7 +79,7 @@ class Evaluator:
         self.composites = Composites(
             self.compute_rows.fused_costs.native_calls, self.index.op_number
         )
-        self.store = RowStore()
+        self.store = RowStore(look)
         self.tilings = Tilings(plan.bn, training=bool(self.index.active))
         self.tiles: list[NumberedTiling] = [None] * len(graph.ops)  # type: ignore[list-item]
         # By operator: the key and the rows of the merge of its partial results; None if there is no merge.
@@ -107,14 +115,15 @@ class Evaluator:
     def move(self, changes: Mapping[str, Tiling]) -> Undo:
         """Gives operators other tiles; returns an `undo`, with which `restore(undo)` reverts the move.
 
-        changes: by name of an operator, its new tiling. Raises InputError if no plan can have these tiles.
+        changes: by name of an operator, its new tiling. Raises InputError if no plan can have these tiles,
+        and OutOfTime if `look` does; the move is then reverted.
         """
         if self.store.nbytes > MAX_STORE_BYTES:
             self._rebuild_rows()
         undo = Undo()
         try:
             self._move(changes, undo)
-        except InputError:
+        except (InputError, OutOfTime):
             self.restore(undo)
             raise
         return undo
@@ -249,7 +258,7 @@ class Evaluator:
         """Drops all rows and builds those of the current plan again."""
         ops = self.index.graph.ops
         tiles = {op.name: self.tiles[i].tiling for i, op in enumerate(ops)}
-        self.store = RowStore()
+        self.store = RowStore(self.store.look)
         self.tilings = Tilings(self.tilings.bn, training=self.tilings.training)
         self.plan_rows.clear()
         self.parameter_sync.clear()

@@ -53,9 +53,13 @@ class RowArray:
 
 
 class RowStore:
-    """All rows (their columns: arrays.Arena), and a cache of results that depend on a key."""
+    """All rows (their columns: arrays.Arena), and a cache of results that depend on a key.
 
-    def __init__(self) -> None:
+    look: is called before a result is built; it may raise an exception.
+    """
+
+    def __init__(self, look: Callable[[], None] = lambda: None) -> None:
+        self.look = look
         # sync_units: whole parameters, or slices of them, that are synchronised at once; amounts: bytes of
         # a sync unit for each ring; sizes: (device, bytes in memory); members: the parameters of bundles,
         # which are slices of several parameters that are synchronised together.
@@ -67,6 +71,7 @@ class RowStore:
     def cached(self, key: Any, build: Callable[[], Result]) -> Result:
         """Returns the result of `build()`, which is called only once for each key."""
         if key not in self._cache:
+            self.look()
             self._cache[key] = build()
         return self._cache[key]  # type: ignore[no-any-return]
 

@@ -10,7 +10,7 @@ scratch memory that a device's library needs while an operator runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,9 +23,14 @@ from raddle.simulation.memory.micro_batch_times import MicroBatchTimes, value_us
 from raddle.simulation.memory.value_sizes import ValueSizes
 
 
-def record_micro_batch(ledger: Ledger, numbers: Sequence[int], sizes: ValueSizes) -> None:
-    """Adds the entries of a micro-batch to the ledger; numbers: the numbers of its instructions."""
-    _MicroBatchMemory(ledger, MicroBatchTimes(ledger, numbers), sizes).record()
+def record_micro_batch(
+    ledger: Ledger, numbers: Sequence[int], sizes: ValueSizes, look: Callable[[], None]
+) -> None:
+    """Adds the entries of a micro-batch to the ledger.
+
+    numbers: the numbers of its instructions. look: is called for every operator.
+    """
+    _MicroBatchMemory(ledger, MicroBatchTimes(ledger, numbers), sizes).record(look)
 
 
 class _MicroBatchMemory:
@@ -38,9 +43,10 @@ class _MicroBatchMemory:
         # By device: bytes of workspace for each byte of input and output of a convolution.
         self.workspace = np.array([d.workspace["conv"] for d in devices])
 
-    def record(self) -> None:
-        """Adds all entries of the micro-batch."""
+    def record(self, look: Callable[[], None]) -> None:
+        """Adds all entries of the micro-batch; look: is called for every operator."""
         for op in self.sizes.graph.ops:
+            look()
             self._record_output(op)
             if has_backward(op, self.program.active):
                 self._record_gradients(op)

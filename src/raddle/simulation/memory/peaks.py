@@ -26,7 +26,7 @@ memory when they start, and take the target's memory when they are used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -44,10 +44,16 @@ from raddle.simulation.timeline import Timeline
 Array = np.ndarray
 
 
-def peak_bytes(timeline: Timeline, *, through_host: bool = False) -> list[int]:
-    """Returns by device the peak of its memory, in bytes."""
+def peak_bytes(
+    timeline: Timeline, *, through_host: bool = False, look: Callable[[], None] = lambda: None
+) -> list[int]:
+    """Returns by device the peak of its memory, in bytes.
+
+    look: is called for every operator of a micro-batch; a search looks at its clock there, and may raise
+    an exception.
+    """
     # base: persistent bytes by device; first: the position of the first change of each device
-    base, device, _, change = _changes(timeline, through_host=through_host)
+    base, device, _, change = _changes(timeline, through_host=through_host, look=look)
     peaks = base.copy()
     if len(device):
         # The changes of each device add up to 0, so one running sum over all devices is right for each of
@@ -77,10 +83,12 @@ def memory_curves(timeline: Timeline) -> Iterator[tuple[Array, Array]]:
 
 
 def _changes(
-    timeline: Timeline, *, through_host: bool = False
+    timeline: Timeline, *, through_host: bool = False, look: Callable[[], None] = lambda: None
 ) -> tuple[Array, Array, Array, Array]:
     """Returns persistent bytes by device; then device, time and bytes (+ or -) of each change, in order."""
-    device, nbytes, begin, end = _record_all(timeline, through_host=through_host).entries()
+    device, nbytes, begin, end = _record_all(
+        timeline, through_host=through_host, look=look
+    ).entries()
     times, change = np.concatenate([begin, end]), np.concatenate([nbytes, -nbytes])
     device = np.concatenate([device, device])
     span = 2 * (int(times.max(initial=0)) + 1)
@@ -90,7 +98,7 @@ def _changes(
     return lasting, device[order], times[order], change[order]
 
 
-def _record_all(timeline: Timeline, *, through_host: bool) -> Ledger:
+def _record_all(timeline: Timeline, *, through_host: bool, look: Callable[[], None]) -> Ledger:
     """Returns a ledger of all memory that is not persistent."""
     program, ledger = timeline.program, Ledger(timeline, through_host=through_host)
     # groups: by micro-batch, the numbers of its instructions
@@ -102,7 +110,7 @@ def _record_all(timeline: Timeline, *, through_host: bool) -> Ledger:
     # (program.Variant).
     sizes = [ValueSizes(program, v) for v in range(len(program.variants))]
     for key, numbers in groups.items():
-        record_micro_batch(ledger, numbers, sizes[key.variant])
+        record_micro_batch(ledger, numbers, sizes[key.variant], look)
     if plan.microbatches > 1:
         record_contributions(ledger)  # gradients of parameters that are still to be added up
     if is_asynchronous(plan):
