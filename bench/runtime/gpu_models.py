@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from gpu_timing import place
 from torch import Tensor, nn
 
 from raddle import zoo
 
 
 class Work(NamedTuple):
-    """A model with one batch, on the GPU."""
+    """A model with one batch, on the device of the bench (gpu_timing.place)."""
 
     model: nn.Module
     inputs: list[Tensor]
@@ -21,13 +22,13 @@ class Work(NamedTuple):
 
 
 def load(name: str) -> Work:
-    """Return a model by its name in MODELS, with a batch."""
-    return MODELS[name]()
+    """Return a model by its name in MODELS, or a tiny one of the zoo, with a batch."""
+    return MODELS[name]() if name in MODELS else _from_zoo(name, 8)
 
 
 def _from_zoo(name: str, batch: int, *, dropout: bool = True) -> Work:
     """Return a model of the zoo; dropout False: with all probabilities of dropout set to 0."""
-    work = zoo.load(name, batch=batch, device="cuda")
+    work = zoo.load(name, batch=batch, device=place())
     for module in work.model.modules():
         if not dropout and isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -59,9 +60,9 @@ def _llama(batch: int, tokens: int) -> Work:
         rope_theta=500000.0, tie_word_embeddings=True, use_cache=False,
     )  # fmt: skip
     torch.manual_seed(0)
-    with torch.device("cuda"):
+    with torch.device(place()):
         model = LlamaForCausalLM(config)
-    x = torch.randint(config.vocab_size, (batch, tokens + 1), device="cuda")
+    x = torch.randint(config.vocab_size, (batch, tokens + 1), device=place())
     return Work(_Logits(model), [x[:, :-1].contiguous()], [x[:, 1:].contiguous()], _token_loss)
 
 
@@ -70,10 +71,10 @@ def _vit(batch: int) -> Work:
     from transformers import ViTConfig, ViTForImageClassification
 
     torch.manual_seed(0)
-    with torch.device("cuda"):
+    with torch.device(place()):
         model = ViTForImageClassification(ViTConfig(num_labels=1000))
-    x = torch.randn(batch, 3, 224, 224, device="cuda")
-    y = torch.randint(1000, (batch,), device="cuda")
+    x = torch.randn(batch, 3, 224, 224, device=place())
+    y = torch.randint(1000, (batch,), device=place())
     return Work(_Logits(model), [x], [y], nn.functional.cross_entropy)
 
 

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 import raddle
 from raddle.api import candidates
 from raddle.errors import InputError
+from raddle.graph.graph import Graph
 from raddle.plans.plan_file import save, to_dict
 from raddle.runtime import trainer as runtime
 from raddle.runtime.optimizer_size import state_elements
@@ -54,7 +55,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 @cache
-def graph() -> raddle.Graph:
+def graph() -> Graph:
     return raddle.capture(net(), batch(), LOSS)
 
 

@@ -68,7 +68,7 @@ def test_gradients_are_summed_when_complete_and_then_parameters_are_updated() ->
     gradients = GradientSync(parameters, writer, overlap=False)
     run = writer.emit(Run("fc2", "B", Key(), (0, 1), ()))
     name = parameters.trainable[-1]
-    gradients.contribute(name, Key(), run)
+    gradients.contribute(name, Key(), run, run)
     assert isinstance(writer.instructions[-1], Reduce)
     assert writer.instructions[-1].deps == (run,)
     gradients.action_ends(Key())

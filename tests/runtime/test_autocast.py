@@ -49,7 +49,7 @@ def test_a_step_is_the_plain_modules(name: str) -> None:
         graph=graph,
         loss=work.loss,
         device="cpu",
-        autocast=torch.bfloat16,
+        precision="bf16",
         compile=False,
     )
     step_bytes = saved_bytes(lambda: losses.append(trainer.step(work.batch).loss))

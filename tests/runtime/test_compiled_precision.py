@@ -6,6 +6,7 @@ import copy
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import raddle
 from raddle.graph.supervised import supervised
+from raddle.plans.precision import read_precision
 from raddle.program.lower import lower
 from raddle.runtime.execution.compiled_functions import CompiledFunctions
 from raddle.runtime.trainer import Trainer, warn_of_emulation
@@ -73,10 +75,11 @@ def raddle_gradients(model: nn.Module, x: Tensor, y: Tensor, *, compiled: bool) 
     """The gradients, as the change of the parameters in a step of SGD with a learning rate of 1."""
     loss, place = nn.functional.cross_entropy, torch.device("cpu")
     graph = raddle.capture(model, (x, y), supervised(loss))
-    program = lower(graph, raddle.plan(graph, cluster="local:1", method="data").plan)
+    plan = raddle.plan(graph, cluster="local:1", method="data").plan
+    program = lower(graph, replace(plan, precision="bf16"))
     trainer = Trainer(
         model, program, lambda p: torch.optim.SGD(p, lr=1.0), join(place, None, HANG), place,
-        loss=loss, autocast=torch.bfloat16, functions=CompiledFunctions("default" if compiled else None),
+        loss=loss, functions=CompiledFunctions("default" if compiled else None),
     )  # fmt: skip
     before = trainer.state_dict()
     trainer.step((x, y))
@@ -111,11 +114,11 @@ def test_as_precise_as_plain(make: Make) -> None:
 def test_a_gpu_without_bfloat16_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     with pytest.warns(UserWarning, match="this GPU only emulates bfloat16"):
-        warn_of_emulation(torch.bfloat16, torch.device("cuda"))
+        warn_of_emulation(read_precision("bf16"), torch.device("cuda"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_emulation(torch.float16, torch.device("cuda"))
-        warn_of_emulation(torch.bfloat16, torch.device("cpu"))
+        warn_of_emulation(read_precision("fp16"), torch.device("cuda"))
+        warn_of_emulation(read_precision("bf16"), torch.device("cpu"))
 
 
 @pytest.mark.slow

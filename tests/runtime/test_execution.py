@@ -216,7 +216,7 @@ def test_gradients_are_summed_in_a_bucket_and_the_optimizer_sees_them() -> None:
     seen = []
     updater = ParameterUpdater(slot_store, single_rank(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
     updater.optimizer_step = lambda: seen.append(slot_store.slots[1].grad.clone())
-    updater.load()
+    updater.load({})
     for _ in range(2):  # two steps with two micro-batches each
         updater.accumulate(product(), [ones(2)])
         updater.accumulate(product(), [ones(2)])
@@ -247,7 +247,7 @@ def test_gradients_get_the_strides_of_their_parameters() -> None:
 def test_autograd_adds_to_what_is_there_so_far() -> None:
     slot_store = filled()
     updater = ParameterUpdater(slot_store, single_rank(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
-    updater.load()
+    updater.load({})
     updater.bucket_buffers[0].fill_(7)  # left from an earlier step
     gradient = updater.accumulated_gradient(product(), 1)
     assert gradient is not None
@@ -283,7 +283,7 @@ class CallLog:
 def test_slices_are_submitted_and_waited_for() -> None:
     slot_store, call_log = filled(), CallLog()
     updater = SlicedParameterUpdater(slot_store, single_rank(), lambda: call_log)  # type: ignore[arg-type, return-value]
-    updater.load()
+    updater.load({})
     updater.begin(updating=False)
     assert call_log.calls == []
     updater.begin(updating=True)

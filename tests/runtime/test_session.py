@@ -5,6 +5,7 @@ Ranks are processes that join as with torchrun; they are forked from a process t
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import multiprocessing
@@ -18,6 +19,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -33,15 +35,17 @@ from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.plans import plan_file
-from raddle.program.program import Move, message_bytes
+from raddle.program.program import Gather, Move, Reduce, buffer_bytes, message_bytes
 from raddle.runtime import clocks, session
 from raddle.runtime.execution.compiled_functions import NotCompiled
-from raddle.runtime.job import load_job
+from raddle.runtime.job import load_job, optimizer_for
 from raddle.runtime.measured_trace import trace_events
 from raddle.runtime.options import Options, parse
 from raddle.runtime.recorder import RecordedInterval
 from raddle.runtime.step_times import StepTimes, measured_steps
+from raddle.runtime.trainer import Trainer
 from raddle.searches.comparison import plan_and_predict
+from raddle.transport.thread_transport import Hub
 
 
 @cache
@@ -148,6 +152,55 @@ def test_ranks_train_and_rank_0_reports(
     assert [line.split()[:2] for line in first.error.splitlines()] == [
         ["step", f"{k}/6"] for k in range(1, 7)
     ]
+
+
+@pytest.mark.parametrize(
+    ("sync", "precision"),
+    [
+        ("allreduce", "bf16"),
+        ("allreduce", "fp16"),
+        ("sharded", "bf16:pure"),
+        ("sharded:parameters", "bf16,gather=bf16,reduce=float32"),
+        ("p3", "bf16"),
+    ],
+)
+def test_processes_train_in_the_precision_that_threads_do(
+    launch: Any, plan: Any, sync: str, precision: str
+) -> None:
+    path = plan("mlp-tiny", "data", 2)
+    content = json.loads(pathlib.Path(path).read_text())
+    pathlib.Path(path).write_text(json.dumps({**content, "sync": sync}))
+    words = [path, "--steps", 4, "--lr", 0.1, "--json", "--precision", precision]
+    first, second = launch(2, words)
+    assert [first.code, second.code] == [0, 0], first.error
+    summary, job = json.loads(first.out), load_job(path, precision=precision)
+    hub = Hub(2, timeout=HANG)
+
+    def train(number: int) -> list[float]:
+        trainer = Trainer(
+            copy.deepcopy(job.workload.model), job.program, optimizer_for(job.plan.optimizer, 0.1),
+            hub.transport(number), torch.device("cpu"), loss=job.workload.loss,
+        )  # fmt: skip
+        losses = [float(trainer.step(job.workload.batch)) for _ in range(4)]
+        trainer.close()
+        return losses
+
+    with ThreadPoolExecutor(2) as threads:
+        losses = list(threads.map(train, range(2)))
+    assert losses[0] == losses[1]
+    assert [summary["loss_first"], summary["loss_last"]] == pytest.approx(
+        [losses[0][0], losses[0][-1]], rel=1e-3
+    )
+    expected: dict[str, int] = {}
+    for i in job.program.instructions:
+        if isinstance(i, Reduce | Gather):
+            kind = "all_gather" if isinstance(i, Gather) else i.collective.name.lower()
+            expected[kind] = expected.get(kind, 0) + sum(buffer_bytes(job.program, i).values())
+    reduced = {r["collective"]: r["bytes"] for r in summary["reduced"]}
+    # fp16 also adds up whether gradients are infinite: one number
+    assert reduced == {
+        kind: n + 4 * (precision == "fp16" and kind == "all_reduce") for kind, n in expected.items()
+    }
 
 
 @pytest.mark.slow

@@ -312,7 +312,7 @@ def test_bfloat16_is_close() -> None:
     for method in ("data", "owt"):
         chosen_plan = plan_for(single, cluster("local:2"), method, bn="global")
         for rank_losses in on_threads(
-            2, work, float32, sgd, plan=chosen_plan, graph=single, autocast=torch.bfloat16
+            2, work, float32, sgd, plan=chosen_plan, graph=single, precision="bf16"
         ):
             assert rank_losses == pytest.approx(losses, rel=0.05)
             assert rank_losses != pytest.approx(losses, rel=1e-6)

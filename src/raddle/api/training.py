@@ -58,7 +58,7 @@ def parallelize(
         plan for `budget` seconds. Then this plan, data parallelism as DDP's and, sharded, as FSDP2's take
         steps on copies of the model, and the fastest one is used and stored in the cache.
     tune: False: use the plan that was searched, without taking steps.
-    settings: device, backend, seed, accumulate, clip_norm, autocast, compile, dropout, check_finite,
+    settings: device, backend, seed, accumulate, clip_norm, precision, compile, dropout, check_finite,
         timeout, transport and graph; `raddle.runtime.trainer.parallelize` explains them.
 
     >>> import raddle

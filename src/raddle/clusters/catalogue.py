@@ -89,11 +89,14 @@ def _row(
     }
 
 
-def _flops(float64: float, float32: float, bfloat16: float, float16: float) -> dict[str, float]:
-    """Returns the peak FLOP/s by dtype; the arguments are in TFLOP/s."""
+def _flops(
+    float64: float, float32: float, bfloat16: float, float16: float, tf32: float | None = None
+) -> dict[str, float]:
+    """Returns the peak FLOP/s by dtype; the arguments are in TFLOP/s. tf32: None: the device has none."""
     return {
         "float64": float64 * T,
         "float32": float32 * T,
+        **({} if tf32 is None else {"tf32": tf32 * T}),
         "bfloat16": bfloat16 * T,
         "float16": float16 * T,
     }
@@ -186,9 +189,9 @@ _A100 = Preset(
     name="a100",
     nodes=1,
     per_node=8,
-    # A100 SXM4 80 GB data sheet: 19.5 (float64, tensor cores), 19.5 and 312 TFLOP/s; 2,039 GB/s. PyTorch
-    # leaves TF32 off for matrix products, so float32 is not the 156 TFLOP/s of TF32.
-    device=_device("a100", _flops(19.5, 19.5, 312, 312), 80, 2039),
+    # A100 SXM4 80 GB data sheet: 19.5 (float64, tensor cores), 19.5, 312 and (TF32) 156 TFLOP/s; 2,039
+    # GB/s.
+    device=_device("a100", _flops(19.5, 19.5, 312, 312, tf32=156), 80, 2039),
     # NVLink 3 through NVSwitch: 600 GB/s, half each way; NCCL counts 20 of a link's 25 GB/s
     link=Link(300 * GB, 5e-6, efficiency=0.8),
     # DGX A100: HDR InfiniBand for each GPU, of which nccl-tests show 24 GB/s
@@ -211,8 +214,11 @@ _H100 = Preset(
     name="h100",
     nodes=1,
     per_node=8,
-    # H100 SXM5 data sheet: 67 (float64, tensor cores), 67 and 989 TFLOP/s; 80 GB of HBM3, 3.35 TB/s.
-    device=replace(_device("h100", _flops(67, 67, 989, 989), 80, 3350), workspace=_HOPPER),
+    # H100 SXM5 data sheet: 67 (float64, tensor cores), 67, 989 and (TF32) 494.5 TFLOP/s; 80 GB of HBM3,
+    # 3.35 TB/s. For tensor cores it states twice as much, with sparsity.
+    device=replace(
+        _device("h100", _flops(67, 67, 989, 989, tf32=494.5), 80, 3350), workspace=_HOPPER
+    ),
     link=_NVLINK_4,
     network=_NDR,  # DGX H100: NDR InfiniBand for each GPU
     source="H100 SXM5 and DGX H100 data sheets",
@@ -239,7 +245,7 @@ _H200 = Preset(
     # H200 SXM data sheet: the H100's peaks with 141 GB of HBM3e, 4.8 TB/s. Efficiencies: what raddle probe
     # measured on one (matrix products: 0.76 in float32, 0.68 in bfloat16, 0.88 in float64), rounded down.
     device=replace(
-        _device("h200", _flops(67, 67, 989, 989), 141, 4800),
+        _device("h200", _flops(67, 67, 989, 989, tf32=494.5), 141, 4800),
         efficiency={"matmul": 0.65, "conv": 0.6, "attention": 0.4, "memory": 0.85},
         workspace=_HOPPER,
     ),

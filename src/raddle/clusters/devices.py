@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
-DTYPES = ("float64", "float32", "bfloat16", "float16")
+# "tf32": float32 values that are multiplied by tensor cores, with the mantissa rounded to 10 bits
+DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16")
 
 # Assumed efficiencies, used where nothing was measured: the fraction of the peak FLOP/s that large
 # matrix products, convolutions and attentions reach; "memory": the fraction of the memory bandwidth that

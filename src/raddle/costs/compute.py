@@ -22,6 +22,7 @@ from raddle.clusters import Device
 from raddle.costs.native_calls import NativeCall, find_native_calls
 from raddle.costs.profile import Profile, native_call_key, profile_key
 from raddle.graph.box import Box
+from raddle.graph.dtypes import cast_dtype
 from raddle.graph.gradients import operands_with_gradient
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import work
@@ -72,8 +73,13 @@ class ComputeCosts:
             self.grad_operands[op.name, "B"] = tuple(
                 i for i in with_gradient if not split_backward or i not in weights
             )
-        self.dtypes = {
-            op.name: (*(graph.values[i].dtype for i in op.inputs), *op.dtypes) for op in graph.ops
+        self.dtypes = {  # of operands and outputs, and that to which autocast casts operands
+            op.name: (
+                *(graph.values[i].dtype for i in op.inputs),
+                *op.dtypes,
+                graph.casts.get(op.name),
+            )
+            for op in graph.ops
         }
         self.cache: dict[tuple[object, ...], float] = {}
 
@@ -191,13 +197,11 @@ class ComputeCosts:
 
         grad_operands: the operands whose gradients the backward computes; None for the forward.
         """
-        amounts = (
-            [work(op, box)] if grad_operands is None else [work(op, box, i) for i in grad_operands]
-        )
-        seconds = (
-            roofline(self.graph, op, w.flops, w.elements, speed(op, device)) for w in amounts
-        )
-        return sum(seconds, 0.0)
+        seconds = 0.0
+        for i in [None] if grad_operands is None else grad_operands:
+            w, device_speed = work(op, box, i), speed(self.graph, op, device)
+            seconds += roofline(self.graph, op, w.flops, w.elements, device_speed, operand=i)
+        return seconds
 
 
 class Speed(NamedTuple):
@@ -208,12 +212,15 @@ class Speed(NamedTuple):
     overhead: Any  # fixed seconds per operator
 
 
-def speed(op: Op, device: Device) -> Speed:
+def speed(graph: Graph, op: Op, device: Device) -> Speed:
     """Returns the effective speed of a device for an operator."""
     op_family, rate = family(op), math.inf
     if op_family != "memory":
-        peak = device.peak(str(op.dtypes[0]).removeprefix("torch."))
-        rate = peak * device.efficiency[op_family]
+        dtype = str(op.dtypes[0]).removeprefix("torch.")
+        # PyTorch lets float32 convolutions use TF32, and products only if the user asks for it.
+        if dtype == "float32" and (op_family == "conv" or graph.tf32_products):
+            dtype = "tf32"
+        rate = device.peak(dtype) * device.efficiency[op_family]
     return Speed(effective_bandwidth(device), rate, device.overhead)
 
 
@@ -234,17 +241,26 @@ def roofline(
     elements: Sequence[Any],
     speed: Speed,
     maximum: Callable[[Any, Any], Any] = max,
+    *,
+    operand: int | None = None,
 ) -> Any:
     """Returns the seconds of an amount of work, by the roofline.
 
     elements: the numbers of elements read of each input, then written of each output. flops, elements and
-    speed may be arrays; then `maximum` has to be np.maximum.
+    speed may be arrays; then `maximum` has to be np.maximum. operand: the number of the operand whose
+    gradient is computed; None: this is the forward. Under autocast, a forward first casts operands of other
+    dtypes, and a backward casts the gradient back: a kernel each, which reads and writes memory.
     """
     if op.traits.is_view:
         return speed.overhead
-    values = [graph.values[n] for n in (*op.inputs, *op.outputs)]
-    nbytes = sum(e * v.dtype.itemsize for e, v in zip(elements, values, strict=True))
-    seconds = nbytes / speed.bandwidth
+    cast = graph.casts.get(op.name)
+    dtypes = [graph.values[n].dtype for n in (*op.inputs, *op.outputs)]
+    used = [*(cast_dtype(t, cast) for t in dtypes[: len(op.inputs)]), *dtypes[len(op.inputs) :]]
+    seconds = sum(e * t.itemsize for e, t in zip(elements, used, strict=True)) / speed.bandwidth
     if family(op) != "memory":
         seconds = maximum(seconds, flops / speed.flop_rate)
+    for i in range(len(op.inputs)):
+        if dtypes[i] != used[i] and operand in (None, i):
+            nbytes = elements[i] * (dtypes[i].itemsize + used[i].itemsize)
+            seconds = seconds + memory_pass_seconds(nbytes, speed.bandwidth, speed.overhead)
     return seconds + speed.overhead

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import NamedTuple
 
-from raddle.graph.dtypes import carries_gradient
+from raddle.graph.dtypes import carries_gradient, cast_dtype
 from raddle.graph.gradients import has_backward, operands_with_gradient
 from raddle.graph.graph import Graph, Op
 from raddle.graph.traits import SavedTensors
@@ -35,6 +35,8 @@ class SavedForBackward(NamedTuple):
     extra: Fraction = (
         Fraction()
     )  # further bytes per element of the output, as for masks and indices of maxima
+    # Names of input values of which a copy is saved, in the dtype to which autocast casts them.
+    copies: frozenset[str] = frozenset()
 
 
 def saved_for_backward(graph: Graph, active: frozenset[str], op: Op) -> SavedForBackward:
@@ -66,9 +68,10 @@ def saved_for_backward(graph: Graph, active: frozenset[str], op: Op) -> SavedFor
     # an adaptive maximum pool ("largest") saves the index of each maximum, 8 bytes
     extra = 8 if op.attrs.get("largest") else op.traits.extra_saved_bytes
     extra_bytes = extra(op) if callable(extra) else Fraction(extra)
-    return SavedForBackward(
-        frozenset(chosen), rule in (SavedTensors.OUTPUT, SavedTensors.BOTH), extra_bytes
-    )
+    cast, inputs = graph.casts.get(op.name), frozenset(chosen)
+    copies = frozenset(i for i in inputs if cast_dtype(values[i].dtype, cast) != values[i].dtype)
+    saves_output = rule in (SavedTensors.OUTPUT, SavedTensors.BOTH)
+    return SavedForBackward(inputs - copies, saves_output, extra_bytes, copies)
 
 
 def _is_only_added(op: Op, operand: int) -> bool:

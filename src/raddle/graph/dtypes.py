@@ -1,4 +1,4 @@
-"""Tells which data types have gradients; no other file asks torch's types for this.
+"""Tells which data types have gradients, and what autocast casts; other files do not ask torch's types.
 
 Code that needs *real* numbers (a loss, a comparison, probabilities of classes) uses `is_floating_point`.
 
@@ -15,6 +15,12 @@ from torch import Tensor
 def carries_gradient(dtype: torch.dtype) -> bool:
     """Returns whether autograd differentiates through this type: floating-point and complex numbers."""
     return dtype.is_floating_point or dtype.is_complex
+
+
+def cast_dtype(dtype: torch.dtype, cast: torch.dtype | None) -> torch.dtype:
+    """Returns the dtype that an operand has after a cast of autocast: only floating point up to 32 bits."""
+    is_cast = cast is not None and dtype.is_floating_point and dtype != torch.float64
+    return cast if is_cast and cast is not None else dtype
 
 
 def resolve_conj_and_neg(tensor: Tensor) -> Tensor:

@@ -113,6 +113,7 @@ class Graph(GraphCopies):
     output_tree: Any = field(default=None, compare=False, repr=False)
     # By operator, the dtype to which autocast casts its operands (plans/value_dtypes.py)
     casts: Mapping[str, torch.dtype] = field(default_factory=dict)
+    tf32_products: bool = False  # float32 products, not only convolutions, may use TF32
     # The graph as it was captured, if this one has the dtypes of another precision
     captured: Graph | None = field(default=None, compare=False, repr=False)
     # captures the same module for another number of samples

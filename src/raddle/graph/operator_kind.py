@@ -115,6 +115,13 @@ class OperatorTile(NamedTuple):
             for (low, high), lo, hi in zip(spans, region.lo, region.hi, strict=True)
         ]
 
+    def constant(self, numbers: Sequence[float], dtype: torch.dtype | None = None) -> Tensor:
+        """Returns a tensor on the device with these numbers, for a kernel.
+
+        It is made with the kernel, not when the kernel runs: a copy from the host would wait for a GPU.
+        """
+        return torch.tensor(numbers, dtype=dtype, device=self.device)
+
     def full(self, value: float) -> Tensor:
         """Returns a constant tensor of the shape of the first output's box."""
         return torch.full(self.shape, value, dtype=self.op.dtypes[0], device=self.device)

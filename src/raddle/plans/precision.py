@@ -93,6 +93,9 @@ def _narrowed(dtype: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
     return wanted if wanted is not None and dtype in DTYPES.values() else dtype
 
 
+FLOAT32 = Precision()
+
+
 @lru_cache(maxsize=1024)
 def read_precision(text: str) -> Precision:
     """Parses `plan.precision`. Raises InputError if it is not a precision.

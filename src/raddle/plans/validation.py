@@ -88,6 +88,11 @@ def _validate_precision(plan: Plan) -> None:
         for name in DTYPES
         if DTYPES[name] == dtype
     ]
+    if precision.pure and sync.sliced:
+        raise InputError(
+            f"precision is {quote(plan.precision)}, but sync {quote(plan.sync)} updates slices of "
+            "parameters, for which no master weights are kept: use allreduce or sharded, or precision bf16."
+        )
     if options and not sync.shards:
         raise InputError(
             f"precision is {quote(plan.precision)}, but sync {quote(plan.sync)} shards no parameters: "

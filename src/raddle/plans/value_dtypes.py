@@ -27,6 +27,7 @@ import torch
 
 from raddle.errors import InputError, shorten
 from raddle.graph.builder import resolve_overload
+from raddle.graph.dtypes import cast_dtype
 from raddle.graph.graph import Graph, Op, Value
 from raddle.graph.operand_refs import call_with_operands
 from raddle.plans.precision import Precision
@@ -44,9 +45,8 @@ _LOW_CALLS = {
     "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "scaled_dot_product_attention", "lstm",
     "gru", "rnn_tanh", "rnn_relu",
 }  # fmt: skip
-# Operator kinds and ATen calls whose operands are cast to float32. The kinds "moments" to "counted" are the
-# statistics of decomposed norms and losses.
-_FLOAT32_KINDS = {"moments", "lse", "entropy", "counted", "softmax", "layer_norm", "interpolate"}
+# Operator kinds and ATen calls whose operands are cast to float32.
+_FLOAT32_KINDS = {"softmax", "layer_norm", "interpolate"}
 _FLOAT32_CALLS = {
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal",
     "rsqrt", "sinh", "tan", "pow", "softplus", "layer_norm", "native_layer_norm", "group_norm", "rms_norm",
@@ -60,7 +60,7 @@ _FLOAT32_CALLS = {
 _REFUSED_CALLS = {"binary_cross_entropy"}  # autocast raises an error
 # Composites all of whose operators compute in float32, as the native call does.
 _FLOAT32_COMPOSITES = {"rms_norm", "layer_norm", "group_norm", "cross_entropy"}
-# The statistics among them, which are float32 even if all parameters and values are 16 bits wide.
+# The statistics of decomposed norms and losses, which are float32 for operands of 16 bits too.
 _STATISTICS = {"moments", "lse", "entropy", "counted"}
 
 
@@ -71,21 +71,25 @@ def in_precision(graph: Graph, precision: Precision) -> Graph:
     casts its operands. The fingerprint stays that of the captured graph.
 
     >>> import raddle
-    >>> graph = raddle.capture(torch.nn.Linear(4, 2), [torch.randn(8, 4)], loss=torch.sum)
+    >>> loss = raddle.supervised(torch.nn.functional.mse_loss)
+    >>> graph = raddle.capture(torch.nn.Linear(4, 2), (torch.randn(8, 4), torch.randn(8, 2)), loss)
     >>> under_autocast = in_precision(graph, Precision("bf16"))
     >>> under_autocast.values[under_autocast.ops[0].outputs[0]].dtype
     torch.bfloat16
     """
     captured = graph.captured or graph
-    if precision.low_dtype is None:
+    key = precision.kind, precision.pure
+    if key == ("float32", False):
         return captured
-    key = precision.low_dtype, precision.pure
     if key not in captured.in_precisions:
         captured.in_precisions[key] = _derive(captured, precision)
     return captured.in_precisions[key]
 
 
 def _derive(graph: Graph, precision: Precision) -> Graph:
+    recapture = graph.recapture and (lambda batch: in_precision(graph.for_batch(batch), precision))
+    if precision.tf32_products:
+        return replace(graph, tf32_products=True, captured=graph, recapture=recapture)
     values = {
         name: replace(value, dtype=precision.parameter_dtype(value.dtype))
         if value.role in ("parameter", "frozen")
@@ -101,11 +105,9 @@ def _derive(graph: Graph, precision: Precision) -> Graph:
         values |= {o: replace(values[o], dtype=t) for o, t in zip(op.outputs, dtypes, strict=True)}
         if cast is not None:
             casts[op.name] = cast
-    recapture = graph.recapture
     return replace(
-        graph, values=values, ops=tuple(ops), casts=casts, captured=graph,
-        recapture=recapture and (lambda batch: in_precision(recapture(batch), precision)),
-    )  # fmt: skip
+        graph, values=values, ops=tuple(ops), casts=casts, captured=graph, recapture=recapture
+    )
 
 
 def _cast_of(op: Op, precision: Precision) -> torch.dtype | None:
@@ -123,12 +125,6 @@ def _cast_of(op: Op, precision: Precision) -> torch.dtype | None:
     ):
         return torch.float32
     return None
-
-
-def cast_dtype(dtype: torch.dtype, cast: torch.dtype | None) -> torch.dtype:
-    """Returns the dtype that an operand has after a cast of autocast: only floating point up to 32 bits."""
-    is_cast = cast is not None and dtype.is_floating_point and dtype != torch.float64
-    return cast if is_cast and cast is not None else dtype
 
 
 class _OutputDtypes:
@@ -161,7 +157,7 @@ class _OutputDtypes:
         return cast_dtype(operand.dtype, cast)
 
     def _infer(self, op: Op, operands: Sequence[Value]) -> tuple[torch.dtype, ...]:
-        if self.precision.pure and op.kind in _STATISTICS:
+        if op.kind in _STATISTICS:
             return op.dtypes
         if "call" in op.attrs:
             return _dtypes_of_call(op, operands)

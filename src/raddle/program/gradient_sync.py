@@ -67,8 +67,9 @@ class GradientSync:
         self.row_writer: RowWriter = (BundleWriter if sliced else WholeParameterWriter)(
             parameters, writer
         )
-        # By parameter and step, the instructions that contribute to its gradient.
-        self.contributions: dict[tuple[str, int], list[int]] = {}
+        # By parameter and step, the instructions that contribute to its gradient, each with the instruction
+        # that has to end before the gradient is sent.
+        self.contributions: dict[tuple[str, int], list[tuple[int, int]]] = {}
         # By parameter, the instructions that gave it its present value: updates, pulls or gathers. The next
         # forward that reads it waits for them. last_writers: those of earlier steps.
         self.last_writers: dict[str, list[int]] = {}
@@ -89,10 +90,11 @@ class GradientSync:
         # The bundles whose all-reduces have to start in the order of the plan (turns.py).
         self.turns = Turns([s for s in order if self.facts.needs_sync[s]])
 
-    def contribute(self, name: str, key: Key, number: int) -> None:
+    def contribute(self, name: str, key: Key, number: int, last: int) -> None:
         """Notes a contribution to the gradient of a parameter; synchronises the gradient if it is complete.
 
-        name: of the parameter. key, number: of the instruction that contributes.
+        name: of the parameter. key, number: of the instruction that contributes. last: the instruction
+        after which the gradient may be sent: `number`, or the last of a recomputed block.
         """
         contributions, p = (
             self.contributions.setdefault((name, key.step), []),
@@ -100,7 +102,7 @@ class GradientSync:
         )
         if not contributions:  # the first one: its place in the order of first contributions
             self.facts.contribution_order[p] = len(self.contributions)
-        contributions.append(number)
+        contributions.append((number, last))
         # Complete: each operator that reads the parameter has contributed in each micro-batch of the step.
         if len(contributions) < self.parameters.plan.microbatches * len(
             self.parameters.lowered[0].contributors[name]
@@ -174,7 +176,12 @@ class GradientSync:
         awaited = [self.parameters.trainable[member] for member in summed]
         if p >= 0:
             awaited += self.row_writer.parameter_names(row)
-        gradient = [i for name in awaited for i in self.contributions[name, key.step]]
+        gradient = [
+            i
+            for name in awaited
+            for pair in self.contributions[name, key.step]
+            for i in dict.fromkeys(pair)
+        ]
         if self.facts.after_backward and sends_gradients:
             # A device sends after its last computation so far. The row waits for the last computations of
             # all devices; for each sender, only its own has an effect.

@@ -218,5 +218,5 @@ class _Lowering:
         writer = lowered.producer[self.graph.updates[name]]
         return self.buffer_writers.get((name, lowered.devices[writer.name]), ())
 
-    def add_contribution(self, name: str, key: Key, number: int) -> None:
-        self.gradients.contribute(name, key, number)
+    def add_contribution(self, name: str, key: Key, number: int, last: int) -> None:
+        self.gradients.contribute(name, key, number, last)

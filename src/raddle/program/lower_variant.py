@@ -129,13 +129,17 @@ class LoweredVariant:
 
     @cached_property
     def recompute_blocks(self) -> dict[str, list[Op]]:
-        """For each recomputed operator, all operators of its block in its stage: they rerun together."""
+        """For each recomputed operator, all operators of its block in its stage: they rerun together.
+
+        The operators of a block share one list.
+        """
         blocks: dict[str, list[Op]] = {}
         for names in map(set, self.plan.recompute):
-            block = [op for op in self.graph.ops if op.name in names]
-            for op in block:
-                stage = self.stage_of[op.name]
-                blocks[op.name] = [o for o in block if self.stage_of[o.name] == stage]
+            by_stage: dict[int, list[Op]] = {}
+            for op in self.graph.ops:
+                if op.name in names:
+                    by_stage.setdefault(self.stage_of[op.name], []).append(op)
+            blocks.update((op.name, ops) for ops in by_stage.values() for op in ops)
         return blocks
 
     def contributions(self, name: str, stages: frozenset[int]) -> int:

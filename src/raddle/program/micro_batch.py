@@ -10,6 +10,7 @@ step, a micro-batch and its variant, that is, how it runs (program.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from raddle.graph.gradients import has_backward, inputs_with_gradient, trained_parameters
@@ -41,8 +42,21 @@ class ProgramWriter(Protocol):
     def waits_of_read(self, name: str, key: Key, op: Op) -> Iterable[int]:
         """Returns the instructions that a read of a parameter or a buffer waits for."""
 
-    def add_contribution(self, name: str, key: Key, number: int) -> None:
-        """Notes that instruction `number` contributes to the gradient of a parameter."""
+    def add_contribution(self, name: str, key: Key, number: int, last: int) -> None:
+        """Notes that instruction `number` contributes to the gradient of a parameter.
+
+        last: the instruction after which the gradient may be sent.
+        """
+
+
+@dataclass
+class _Block:
+    """The backward of a recomputed block so far; ops: None outside of blocks."""
+
+    ops: Sequence[Op] | None
+    # Contributions to gradients of parameters: (name, run, devices); then all runs: (run, devices).
+    contributions: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
+    runs: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
 
 class MicroBatch:
@@ -58,6 +72,7 @@ class MicroBatch:
         # Split backward: operators whose gradients of parameters are still to come, with their deps.
         self.delayed_weights: list[tuple[Op, list[int]]] = []
         self.recomputed: dict[str, int] = {}  # by operator that was recomputed, its run
+        self.block = _Block(None)  # the recomputed block whose backward is being written
         self.parameter_gathers: list[int] = []  # ZeRO-3: gathers for the present backward
         self.signals: list[int] = []  # moves with the signals that the present action waits for
 
@@ -128,11 +143,27 @@ class MicroBatch:
         self.parameter_gathers = list(gathers)
         for op in reversed(ops):
             if has_backward(op, self.lowered.active):
+                block = self.lowered.recompute_blocks.get(op.name)
+                if block is not self.block.ops:
+                    self._end_block()
+                    self.block = _Block(block)
                 sent = self._backward(op)
                 if sent and weights:  # the messages first, as other devices wait for them
                     self.weight_gradients()
+        self._end_block()
         if weights:
             self.weight_gradients()
+
+    def _end_block(self) -> None:
+        """Synchronises the gradients of a recomputed block, whose backward has ended.
+
+        In the middle of the block, a collective would cut the segment that recomputes it, and the values at
+        the cut would be saved by the forward. So it waits for the block's last run on its devices.
+        """
+        for name, number, devices in self.block.contributions:
+            last = max(n for n, d in self.block.runs if set(devices) <= set(d))
+            self.program.add_contribution(name, self.key, number, last)
+        self.block = _Block(None)
 
     def _backward(self, op: Op) -> bool:
         """Writes the backward of one operator; returns whether something was sent."""
@@ -156,6 +187,7 @@ class MicroBatch:
             number = self.program.emit(
                 Run(op.name, "B", self.key, lowered.devices[op.name], sorted_deps(deps))
             )
+            self.block.runs.append((number, lowered.devices[op.name]))
             deps = [*deps, number]
         if split:
             self.delayed_weights.append((op, deps))
@@ -166,8 +198,10 @@ class MicroBatch:
                     (name, lowered.stage_of[op.name]), []
                 ).append(number)
                 sent |= self._send_back(op, name)
+            elif not split and self.block.ops is not None:
+                self.block.contributions.append((name, number, lowered.devices[op.name]))
             elif not split:
-                self.program.add_contribution(name, self.key, number)
+                self.program.add_contribution(name, self.key, number, number)
         return sent
 
     def _send_back(self, op: Op, name: str) -> bool:
@@ -218,5 +252,5 @@ class MicroBatch:
             deps = [*deps, *self.signals]
             number = self.program.emit(Run(op.name, "W", self.key, devices, sorted_deps(deps)))
             for name in trained_parameters(self.lowered.graph, op, self.lowered.active):
-                self.program.add_contribution(name, self.key, number)
+                self.program.add_contribution(name, self.key, number, number)
         self.delayed_weights = [item for item in self.delayed_weights if not chosen(item[0])]

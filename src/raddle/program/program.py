@@ -24,6 +24,7 @@ import torch
 
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
+from raddle.plans.optimizers import optimizer_info
 from raddle.plans.pipelining import micro_batch_sizes
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
@@ -318,9 +319,34 @@ def reduced_element_bytes(plan: Plan, dtype: torch.dtype) -> int:
     return 2 if sync.wire_dtype else dtype.itemsize  # compressed to bfloat16 or float16
 
 
-def gathered_element_bytes(plan: Plan, dtype: torch.dtype) -> int:
-    """Returns the bytes of one element of a parameter while its shards are gathered; dtype: of it."""
-    return plan.parsed_precision.gather_dtype(dtype).itemsize
+def gathered_element_bytes(program: Program, parameter: str) -> int:
+    """Returns the bytes of one element of a parameter while its shards are gathered."""
+    dtype = program.graph.values[parameter].dtype
+    return program.plan.parsed_precision.gather_dtype(dtype).itemsize
+
+
+def held_element_bytes(program: Program, parameter: str) -> int:
+    """Returns the bytes of one element of a parameter, and of its gradient, as operators use it."""
+    if program.sharded:
+        return gathered_element_bytes(program, parameter)
+    return program.element_bytes(parameter)
+
+
+def updated_dtype(graph: Graph, parameter: str) -> torch.dtype:
+    """Returns the dtype of a parameter that the optimizer updates: the module's, as master weights have."""
+    return (graph.captured or graph).values[parameter].dtype
+
+
+def update_bytes(plan: Plan, graph: Graph, parameter: str) -> int:
+    """Returns the bytes that an update reads and writes for each element of a parameter.
+
+    If operators use the parameter in another dtype, the update writes it in that dtype too.
+    """
+    updated, held = updated_dtype(graph, parameter), graph.values[parameter].dtype
+    if plan.parsed_sync.shards:
+        held = plan.parsed_precision.gather_dtype(held)
+    copy = held.itemsize if held != updated else 0
+    return optimizer_info(plan.optimizer).passes * updated.itemsize + copy
 
 
 def buffer_bytes(program: Program, collective: Reduce | Gather) -> dict[tuple[int, ...], int]:
@@ -334,7 +360,7 @@ def buffer_bytes(program: Program, collective: Reduce | Gather) -> dict[tuple[in
     for name, regions in zip(collective.parameters, collective.regions, strict=True):
         for region in regions:
             element_bytes = (
-                gathered_element_bytes(program.plan, program.graph.values[name].dtype)
+                gathered_element_bytes(program, name)
                 if isinstance(collective, Gather)
                 else reduced_element_bytes(program.plan, program.graph.values[name].dtype)
             )

@@ -53,6 +53,7 @@ class Call:
     random_stream: str = ""
     # The last arguments: the code's integers, as tensors (function_writer.py). They never change.
     numbers: tuple[torch.Tensor, ...] = ()
+    active_results: list[int] = field(default_factory=list)  # indices of results with a gradient
 
 
 @dataclass
@@ -182,7 +183,8 @@ class ShardedBlock(NamedTuple):
 
     devices: tuple[int, ...]  # that take part
     regions: tuple[ShardedRegion, ...]
-    dtype: torch.dtype
+    gather_dtype: torch.dtype  # of the buffer in which parameters are gathered
+    reduce_dtype: torch.dtype  # of the buffer in which gradients are summed
     shard_elements: int  # of one device's part of the buffer
     # HSDP: this rank and those with the same shards in other groups; else ()
     replicas: tuple[int, ...]
@@ -353,6 +355,7 @@ class RankActions:
     gathered: list[GatheredParameter]  # ZeRO-3 parameters that this rank gathers before use
     # Indices of bundles in the order of their all-reduces; empty with parameter servers
     bundle_order: list[int]
+    parameter_dtypes: dict[int, torch.dtype]  # in which parameters are held, by slot
 
     def by_step(self) -> dict[int, list[Action]]:
         """Returns the actions of each step; their order is kept."""

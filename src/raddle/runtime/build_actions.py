@@ -98,6 +98,7 @@ def build_actions(
         builder.persistent.updated_slots, buckets.buckets, outputs, builder.buffers.current_boxes,
         slices.all_slices(), slices.all_bundles(), buckets.shards.blocks,
         builder.persistent.shard_views, builder.persistent.gathered, slices.bundle_order,
+        builder.persistent.dtypes,
     )  # fmt: skip
 
 

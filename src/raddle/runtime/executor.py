@@ -59,7 +59,9 @@ from raddle.runtime.execution.segments import Segments
 from raddle.runtime.execution.sharded_parameter_updater import ShardedParameterUpdater
 from raddle.runtime.execution.sliced_parameter_updater import SlicedParameterUpdater
 from raddle.runtime.execution.store import Store
+from raddle.runtime.execution.tf32 import tf32_products
 from raddle.runtime.greedy import run_greedily
+from raddle.runtime.loss_scaler import LossScaler
 from raddle.runtime.parameter_sync import ParameterSync
 from raddle.transport.base import Transport
 
@@ -74,7 +76,7 @@ class Executor:
     """Carries out the actions of one rank: each kind of action goes to one part (execution/).
 
     place: the torch device that this rank computes on; seed: of random numbers such as dropout masks;
-    autocast: the dtype of mixed precision; functions: the functions of calls, if they are to be compiled.
+    functions: the functions of calls, if they are to be compiled; scaler: scales the loss, with fp16.
     """
 
     def __init__(
@@ -84,8 +86,8 @@ class Executor:
         *,
         place: torch.device | str = "cpu",
         seed: int = 0,
-        autocast: torch.dtype | None = None,
         functions: CompiledFunctions | None = None,
+        scaler: LossScaler | None = None,
     ) -> None:
         self.program, self.transport = program, transport
         functions = functions or CompiledFunctions()
@@ -96,14 +98,15 @@ class Executor:
             share=None if functions.mode is None else functions.share,
         )
         self.store = Store(rank_actions.shapes, torch.device(place), rank_actions.gathered)
-        self.losses = Losses(program, transport, self.store)
+        self.losses = Losses(program, transport, self.store, scaler)
         self.parameter_updater = _make_updater(program, rank_actions, transport, self.store)
+        precision = program.plan.parsed_precision
         self.segments = Segments(
             self.store,
             self.parameter_updater,
             functions,
             seed_of=lambda key: self.input_feeder.seed_of(key),
-            autocast=autocast,
+            precision=precision,
             single_microbatch=program.plan.microbatches == 1,
         )
         steps = rank_actions.by_step() if is_greedy(program.plan) else {0: rank_actions.actions}
@@ -113,7 +116,7 @@ class Executor:
         }
         self.messages = Messages(receives, transport, self.store)
         feeds = (a for a in rank_actions.actions if isinstance(a, Feed))
-        self.input_feeder = InputFeeder(feeds, self.store, seed)
+        self.input_feeder = InputFeeder(feeds, self.store, seed, precision)
         self.optimizer_step: Callable[[], None] = lambda: None  # set by the trainer
         self.parameter_updater.optimizer_step = lambda: self.optimizer_step()
         # Called after each action with its start and end time (time.perf_counter), if set.
@@ -166,6 +169,7 @@ class Executor:
 
         tensor_of: returns the tensor of a slot; parameter_sync: another executor's, to be shared.
         """
+        originals: dict[int, Tensor] = {}  # parameters that are in another dtype than the module's
         for source in self.rank_actions.sources:
             if source.role in ("input", "seed"):
                 continue
@@ -177,18 +181,29 @@ class Executor:
             else:
                 tensor = tensor_of(source).to(self.place)
             if source.role == "parameter":
-                tensor = torch.nn.Parameter(tensor.detach())
+                dtype = self.rank_actions.parameter_dtypes.get(source.slot, tensor.dtype)
+                if tensor.dtype != dtype:
+                    originals[source.slot] = tensor
+                tensor = torch.nn.Parameter(tensor.detach().to(dtype))
+            elif source.role == "frozen":
+                tensor = tensor.to(self.program.graph.values[source.name].dtype)
             self.slots[source.slot] = tensor
         if (
             isinstance(self.parameter_updater, SlicedParameterUpdater)
             and parameter_sync is not None
         ):
             self.parameter_updater.parameter_sync = parameter_sync
-        self.parameter_updater.load()
+        self.parameter_updater.load(originals)
 
     def parameters(self) -> list[tuple[SlotSource, torch.nn.Parameter]]:
-        """Returns all parameter regions of this rank, each with the source that names its box."""
-        return [(s, self.slots[s.slot]) for s in self.rank_actions.sources_with_role("parameter")]
+        """Returns all parameter regions of this rank, each with the source that names its box.
+
+        Where a parameter has master weights (master_weights.py), it returns these.
+        """
+        return [
+            (s, self.parameter_updater.masters.of(s.slot))
+            for s in self.rank_actions.sources_with_role("parameter")
+        ]
 
     def updated_parameters(self) -> list[tuple[SlotSource, torch.nn.Parameter]]:
         """Returns the parameters, or slices or shards of them, that the optimizer of this rank updates."""
@@ -236,7 +251,9 @@ class Executor:
         handlers = (
             self._handlers if update else {**self._handlers, **dict.fromkeys(UPDATE_ACTIONS, _skip)}
         )
-        self._run_all(partial(self._run_in_order, handlers))
+        tf32 = self.program.plan.parsed_precision.tf32_products and self.place.type == "cuda"
+        with tf32_products(enabled=tf32):
+            self._run_all(partial(self._run_in_order, handlers))
         self.messages.finish()
         losses = self.losses.wait()
         self.losses.metrics.wait()

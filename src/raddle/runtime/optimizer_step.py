@@ -36,6 +36,8 @@ class OptimizerStep:
         """The reason why an update needs all gradients of the step first; "" if it does not."""
         if self.clip_norm is not None:
             return "gradients are clipped by their global norm."
+        if self.setup.scaler is not None:
+            return "an update is skipped if a gradient is not finite, as the precision is fp16."
         return "the loss is to be finite before anything is updated." if self.check_finite else ""
 
     def __call__(self) -> None:
@@ -46,13 +48,17 @@ class OptimizerStep:
                 raise FloatingPointError(
                     f"the loss is {loss.item()} in step {self.step()}: nothing was updated."
                 )
+        scaler, found_inf = self.setup.scaler, None
+        # With slices or shards, each rank has the gradients of those that it updates, and no others.
+        in_pieces = bool(self.setup.program.updated_pieces)
+        parameters = self.executor.updated_parameters() if in_pieces else self.executor.parameters()
+        if scaler is not None:
+            found_inf = scaler.unscale(p for _, p in parameters)
         if self.clip_norm is not None:
-            # With slices or shards, each rank has the gradients of those that it updates, and no others.
-            in_pieces = bool(self.setup.program.updated_pieces)
-            parameters = (
-                self.executor.updated_parameters() if in_pieces else self.executor.parameters()
-            )
             # s: the source, which names the parameter and its box; p: the tensor on this rank
             counted = [(p, self.setup.rank == self._owners[s.name, s.box]) for s, p in parameters]
             self.grad_norm = clip(self.setup.transport, self.setup.place, counted, self.clip_norm)
-        self.optimizer.step()
+        if scaler is None or found_inf is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer, found_inf)

@@ -105,14 +105,19 @@ class Recorder:
             self._add("sum", action.label, "reduce", -1, start, end, *traffic)
         elif isinstance(action, StartReplicaSum):
             block = self.trainer.executor.rank_actions.blocks[action.block]
-            traffic = (block.shard_elements * block.dtype.itemsize, block.replicas, action.tag)
+            traffic = (
+                block.shard_elements * block.reduce_dtype.itemsize,
+                block.replicas,
+                action.tag,
+            )
             self._add("sum", action.label, "reduce", -1, start, end, *traffic)
         elif isinstance(action, StartReduceScatter | StartGather):
             block = self.trainer.executor.rank_actions.blocks[action.block]
-            nbytes = len(block.devices) * block.shard_elements * block.dtype.itemsize
+            gathers = isinstance(action, StartGather)
+            dtype = block.gather_dtype if gathers else block.reduce_dtype
+            nbytes = len(block.devices) * block.shard_elements * dtype.itemsize
             traffic = (nbytes, block.devices, action.tag)
-            kind = "gather" if isinstance(action, StartGather) else "sum"
-            phase = "gather" if isinstance(action, StartGather) else "reduce"
+            kind, phase = ("gather", "gather") if gathers else ("sum", "reduce")
             self._add(kind, action.label, phase, -1, start, end, *traffic)
         elif isinstance(action, StartSliceAllReduce):
             rank_actions = self.trainer.executor.rank_actions

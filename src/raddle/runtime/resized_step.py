@@ -96,6 +96,9 @@ class SharedState:
         self.owner.parameter_updater.synchronize()  # until all gathered parameters have arrived
         for source, slot in self.pairs:
             self.borrower.slots[source.slot] = self.owner.slots[slot]
+            masters = self.owner.parameter_updater.masters.by_slot
+            if slot in masters:
+                self.borrower.parameter_updater.masters.by_slot[source.slot] = masters[slot]
 
     def return_buffers(self) -> None:
         """Gives the owner the buffers that the borrower has updated; waits for parameters in transit."""

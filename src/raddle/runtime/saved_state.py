@@ -89,12 +89,15 @@ class SavedState:
 
         "state": the full optimizer state by parameter name; "param_groups": the options of the optimizer,
         with current learning rates and with parameter names; "steps" and "seed": dropout masks depend on
-        them. plain: by numbers instead of names, as `load_state_dict` of a plain optimizer takes it, whose
-        groups have the same parameters in the same order.
+        them; "scaler": the factor of the loss, with fp16. plain: by numbers instead of names, as
+        `load_state_dict` of a plain optimizer takes it, whose groups have the same parameters in the same
+        order.
         """
         self._refuse_unfinished(self.steps)
         saved = self.state.optimizer_state()
         state = {**saved, "steps": self.steps, "seed": self.executor.input_feeder.seed}
+        if self.setup.scaler is not None:
+            state["scaler"] = self.setup.scaler.state_dict()
         return by_number(state) if plain else state
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -114,6 +117,8 @@ class SavedState:
             )
         self._refuse_unfinished(given["steps"])
         self.state.load_optimizer_state(given)
+        if self.setup.scaler is not None and "scaler" in given:
+            self.setup.scaler.load_state_dict(given["scaler"])
         self.steps = given["steps"]
         self.step_runner.set_seed(given["seed"])
 

@@ -17,6 +17,7 @@ from raddle.plans.plan import Plan
 from raddle.program.program import Program
 from raddle.runtime.execution.compiled_functions import CompiledFunctions
 from raddle.runtime.executor import Executor
+from raddle.runtime.loss_scaler import LossScaler
 from raddle.transport.base import Transport
 from raddle.transport.exchange import exchange_objects
 
@@ -30,9 +31,9 @@ class Setup:
     transport: Transport
     place: torch.device  # that this rank computes on
     loss: Loss | None = None  # loss(model, batch), for evaluations
-    autocast: torch.dtype | None = None  # mixed precision
     # The functions of all executors of this rank, compiled or not
     functions: CompiledFunctions = field(default_factory=CompiledFunctions)
+    scaler: LossScaler | None = None  # of fp16
 
     @property
     def graph(self) -> Graph:
@@ -49,8 +50,8 @@ class Setup:
     def make_executor(self, program: Program, *, seed: int = 0) -> Executor:
         """Returns an executor of a program on this rank: the setup's program, or one derived from it."""
         return Executor(
-            program, self.transport, place=self.place, seed=seed, autocast=self.autocast,
-            functions=self.functions,
+            program, self.transport, place=self.place, seed=seed, functions=self.functions,
+            scaler=self.scaler,
         )  # fmt: skip
 
     def exchange(self, local: Any) -> list[Any]:

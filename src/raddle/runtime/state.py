@@ -113,9 +113,10 @@ class TrainingState:
         with torch.no_grad():
             for source, tensor in _pair_with_sources(sources, pieces):
                 if source.role == "parameter":
-                    executor.slots[source.slot].copy_(tensor)
+                    executor.parameter_updater.masters.write(source.slot, tensor)
                 else:  # buffers and frozen parameters are replaced, never written
-                    executor.slots[source.slot] = tensor.clone()
+                    dtype = executor.slots[source.slot].dtype
+                    executor.slots[source.slot] = tensor.to(dtype, copy=True)
         if executor.parameter_sync is not None:
             executor.parameter_sync.refresh()
         executor.synchronize()  # no rank may send gradients before all ranks have loaded

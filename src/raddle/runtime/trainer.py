@@ -26,6 +26,7 @@ from raddle.graph.supervised import Loss
 from raddle.plans import plan_file
 from raddle.plans.pipelining import is_asynchronous, micro_batch_graph, plan_for_running
 from raddle.plans.plan import Plan
+from raddle.plans.precision import Precision
 from raddle.plans.validation import validate_settings
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
@@ -33,6 +34,7 @@ from raddle.program.program import Program
 from raddle.runtime.capture_batch import call_of, capture_batch
 from raddle.runtime.evaluation import Evaluation
 from raddle.runtime.execution.compiled_functions import CompiledFunctions, compile_mode
+from raddle.runtime.loss_scaler import make_scaler
 from raddle.runtime.optimizer_step import OptimizerStep
 from raddle.runtime.saved_state import SavedState
 from raddle.runtime.setup import Setup
@@ -60,7 +62,7 @@ def parallelize(
     seed: int = 0,
     accumulate: int = 1,
     clip_norm: float | None = None,
-    autocast: torch.dtype | None = None,
+    precision: str | None = None,
     compile: bool | str = "auto",
     dropout: str | None = None,
     check_finite: bool = False,
@@ -82,7 +84,8 @@ def parallelize(
     device, backend: of torch and torch.distributed; None: chosen automatically.
     accumulate: number of steps whose gradients are added before an update.
     clip_norm: limit of the global norm of the gradients.
-    autocast: dtype for mixed precision, for example torch.bfloat16. Forwards run under torch.autocast.
+    precision: instead of the plan's: "float32", "tf32", "bf16", "fp16" or "bf16:pure" (plans/precision.py).
+        With bf16 and fp16, forwards run under torch.autocast.
     compile: True, False, "max-autotune" (a mode of torch.compile) or "auto": compile on GPUs.
     dropout: of attention, instead of the plan's. "native": dropout of PyTorch's fused kernel; the masks
         depend on the plan. "exact": masks that do not depend on the plan; slower, and needs more memory.
@@ -105,13 +108,11 @@ def parallelize(
     place = place_of(device)
     if accumulate < 1:
         raise InputError(f"accumulate is {accumulate}: it needs at least one step.")
-    if autocast is not None:
-        warn_of_emulation(autocast, place)
     transport = transport or join(place, backend, timeout)
     try:
         return make_trainer(
             model, plan, optimizer, transport, place, loss=loss, example=example, graph=graph,
-            dropout=dropout, seed=seed, accumulate=accumulate, clip_norm=clip_norm, autocast=autocast,
+            dropout=dropout, seed=seed, accumulate=accumulate, clip_norm=clip_norm, precision=precision,
             check_finite=check_finite, compile=compile,
         )  # fmt: skip
     except BaseException as error:
@@ -122,6 +123,7 @@ def parallelize(
 def make_trainer(
     model: nn.Module, plan: Any, optimizer: MakeOptimizer, transport: Transport, place: torch.device,
     *, loss: Loss | None, graph: Graph | None, example: Any = None, dropout: str | None = None,
+    precision: str | None = None,
     compile: bool | str = "auto", **settings: Any,
 ) -> Trainer:  # fmt: skip
     """Returns a trainer: checks the plan against ranks and module, and lowers it to a program.
@@ -152,9 +154,14 @@ def make_trainer(
         if isinstance(plan_or_content, Plan)
         else plan_file.from_dict(dict(plan_or_content), graph)
     )
-    if dropout is not None:
-        parsed_plan = replace(parsed_plan, dropout=dropout)
+    if dropout is not None or precision is not None:
+        parsed_plan = replace(
+            parsed_plan,
+            dropout=dropout or parsed_plan.dropout,
+            precision=precision or parsed_plan.precision,
+        )
         validate_settings(parsed_plan)
+    warn_of_emulation(parsed_plan.parsed_precision, place)
     # plan_for_running changes only plan.steps, the number of steps in the program: 1 or, where steps
     # overlap, many. Longer trainings run the program again and again.
     program = lower(graph, plan_for_running(parsed_plan))
@@ -165,16 +172,16 @@ def make_trainer(
     )
 
 
-def warn_of_emulation(autocast: torch.dtype, place: torch.device) -> None:
-    """Warns if a GPU has no units for the dtype of mixed precision; it computes all the same."""
+def warn_of_emulation(precision: Precision, place: torch.device) -> None:
+    """Warns if a GPU has no units for the dtype of a precision; it computes all the same."""
     if (
-        autocast == torch.bfloat16
+        precision.low_dtype == torch.bfloat16
         and place.type == "cuda"
         and not torch.cuda.is_bf16_supported(including_emulation=False)
     ):
         warnings.warn(
-            "this GPU only emulates bfloat16, which is slow: pass autocast=torch.float16, or None.",
-            stacklevel=3,
+            "this GPU only emulates bfloat16, which is slow: pass precision='fp16' or 'float32'.",
+            stacklevel=4,
         )
 
 
@@ -202,7 +209,6 @@ class Trainer(SavedState):
         seed: int = 0,
         accumulate: int = 1,
         clip_norm: float | None = None,
-        autocast: torch.dtype | None = None,
         functions: CompiledFunctions | None = None,
         check_finite: bool = False,
     ) -> None:
@@ -212,7 +218,8 @@ class Trainer(SavedState):
                 "be clipped by their norm, nor accumulated over steps; use a schedule with a flush."
             )
         self.setup = setup = Setup(
-            model, program, transport, place, loss, autocast, functions or CompiledFunctions()
+            model, program, transport, place, loss, functions or CompiledFunctions(),
+            make_scaler(program, transport, place),
         )  # fmt: skip
         self.model, self.program, self.transport, self.rank = model, program, transport, setup.rank
         self.steps = 0  # number of steps so far

@@ -124,7 +124,9 @@ def _least_pass_seconds(graph: Graph, op: Op, operand: int | None, device: Devic
     # amount.elements: elements read of each operand, then elements written of each output
     elements = [min(n, least) for n, least in zip(amount.elements, least_read, strict=False)]
     elements += amount.elements[len(least_read) :]
-    return float(roofline(graph, op, amount.flops, elements, speed(op, device)))
+    return float(
+        roofline(graph, op, amount.flops, elements, speed(graph, op, device), operand=operand)
+    )
 
 
 def _elements_read(space: Space, access: Access) -> int:

@@ -19,10 +19,9 @@ from raddle.costs.compute import ComputeCosts, effective_bandwidth, memory_pass_
 from raddle.costs.native_calls import applicable_native_calls
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Op
-from raddle.plans.optimizers import optimizer_info
 from raddle.plans.tiling import Grid
 from raddle.program.merges import merged_bytes
-from raddle.program.program import Merge, Program, Run, Update
+from raddle.program.program import Merge, Program, Run, Update, update_bytes
 from raddle.simulation.nanoseconds import nanoseconds
 from raddle.simulation.task_table import Array, TaskTable
 
@@ -64,11 +63,10 @@ class ComputeTasks:
 
     def add_update(self, number: int, update: Update) -> None:
         """Adds the tasks of an update. Updates of slices are unordered: they run when a device is free."""
-        # passes: how many elements the optimizer reads or writes for each element of the parameter
-        bytes_per_element = optimizer_info(self.program.plan.optimizer).passes
-        bytes_per_element *= self.program.element_bytes(update.parameter)
+        program = self.program
+        bytes_per_element = update_bytes(program.plan, program.graph, update.parameter)
         memory_passes = [
-            (region.updaters, bytes_per_element * self.program.updated_elements(region))
+            (region.updaters, bytes_per_element * program.updated_elements(region))
             for region in update.regions
         ]
         seconds = self._memory_pass_seconds(update.devices, memory_passes)

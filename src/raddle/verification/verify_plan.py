@@ -22,6 +22,7 @@ from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.plans.pipelining import is_asynchronous, schedule_of
 from raddle.plans.plan import Plan
+from raddle.plans.precision import DEFAULT
 from raddle.program.program import Program
 from raddle.runtime.job import Job
 from raddle.runtime.schedule_spans import Span, early_starts
@@ -196,14 +197,25 @@ def _comparable_twin(make: Callable[[str], Twin]) -> tuple[Twin, list[str]]:
     """
     twin = make("")
     plan = twin.job.plan
+    notes = _precision_notes(plan)
     if plan.bn != "local" or has_serial_reference(twin.job.graph, plan):
-        return twin, []
+        return twin, notes
     bn = "global" if plan.microbatches == 1 else "microbatch"
     note = (
         "bn: local has no serial reference for this plan, because devices normalise copies of the same "
         f"sample differently: verified with bn: {bn}."
     )
-    return make(bn), [note]
+    return make(bn), [*notes, note]
+
+
+def _precision_notes(plan: Plan) -> list[str]:
+    """Return a note that says in which precision a plan is compared, if it is not the plan's."""
+    if plan.precision == DEFAULT:
+        return []
+    return [
+        f"precision: {plan.precision} was not compared: both trainings compute in float64, which no "
+        "precision casts, and bytes are those of float64."
+    ]
 
 
 def _reporter(on_progress: OnProgress, steps: int) -> Report:

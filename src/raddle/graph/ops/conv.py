@@ -140,12 +140,12 @@ def _grouped_call(
             runs.append([hi - lo, 1, lo - g * cg])
     has_gaps = kn < kg and g1 - g0 > 1  # the region has channels that are not read
     read_channels = [g * kg + k for g in range(g1 - g0) for k in range(kn)] if has_gaps else []
+    index = tile.constant(read_channels) if read_channels else None
     # If transposed: the first filter, counted within its group, of the weight's region (its dimension 1).
     column0 = c0 % cg if g1 - g0 == 1 else 0
 
     def run(x: Tensor, w: Tensor) -> Tensor:
-        if read_channels:
-            index = torch.tensor(read_channels, device=x.device)
+        if index is not None:
             x = x.index_select(1, index)
             w = w.index_select(0, index) if transposed else w
         pieces, first_group, first_filter = [], 0, 0

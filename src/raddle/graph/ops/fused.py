@@ -26,6 +26,8 @@ def _batch_norm(a: Attrs) -> Callable[..., Any]:
             return (F.batch_norm(x, None, None, weight, bias, True, 0.0, a["eps"]),)
         if not a.get("in_place"):  # unless the runtime allows to update the buffers themselves
             mean, var = mean.clone(), var.clone()
+        # With statistics in float32, PyTorch takes a 16-bit input, but no 16-bit weight and bias.
+        weight, bias = (p if p is None else p.to(mean.dtype) for p in (weight, bias))
         return F.batch_norm(x, mean, var, weight, bias, True, a["momentum"], a["eps"]), mean, var
 
     return run

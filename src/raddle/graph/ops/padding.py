@@ -113,13 +113,13 @@ def _take_kernel(tile: OperatorTile) -> Kernel:
     assert region is not None
     # by dimension, the positions in the region that the elements of the tile come from
     positions_by_dim = {
-        d: [i - region.lo[d] for i in sources[tile.box.lo[d] : tile.box.hi[d]]]
+        d: tile.constant([i - region.lo[d] for i in sources[tile.box.lo[d] : tile.box.hi[d]]])
         for d, sources in tile.attrs["sources"].items()
     }
 
     def run(x: Tensor) -> Tensor:
         for d, positions in positions_by_dim.items():
-            x = x.index_select(d, torch.tensor(positions, device=x.device))
+            x = x.index_select(d, positions)
         return x
 
     return run

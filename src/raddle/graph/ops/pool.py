@@ -84,16 +84,14 @@ def _avg_pool_kernel(tile: OperatorTile) -> Kernel:
     for i in range(1, rank):
         factors.append([1 / c for c in tile.attrs["counts"][i][out.lo[2 + i] : out.hi[2 + i]]])
     uniform = all(math.isclose(math.prod(f), 1) for f in _corners(factors))
+    scales = [] if uniform else [tile.constant(factor, torch.float64) for factor in factors]
 
     def run(x: Tensor) -> Tensor:
         y: Tensor = call(
             F.pad(x, explicit_padding) if explicit_padding else x, kernel, stride, padding
         )
-        if uniform:
-            return y
-        for i, factor in enumerate(factors):
-            scale = torch.tensor(factor, dtype=y.dtype, device=y.device)
-            y = y * scale.view(-1, *[1] * (rank - 1 - i))
+        for i, scale in enumerate(scales):
+            y = y * scale.to(y.dtype).view(-1, *[1] * (rank - 1 - i))
         return y
 
     return run

@@ -46,7 +46,12 @@ def _interpolate_kernel(tile: OperatorTile) -> Kernel:
         padded = [t + [(t[0][0], 0.0)] * (width - len(t)) for t in box_taps]
         columns_by_dim.append(
             [
-                ([p[k][0] - region.lo[2 + i] for p in padded], [p[k][1] for p in padded])
+                (
+                    tile.constant([p[k][0] - region.lo[2 + i] for p in padded]),
+                    tile.constant([p[k][1] for p in padded], torch.float64)
+                    if any(p[k][1] != 1 for p in padded)
+                    else None,
+                )
                 for k in range(width)
             ]
         )
@@ -56,9 +61,9 @@ def _interpolate_kernel(tile: OperatorTile) -> Kernel:
         for i, columns in enumerate(columns_by_dim):
             total: Tensor | None = None
             for index, weight in columns:
-                part = x.index_select(2 + i, torch.tensor(index, device=x.device))
-                if any(w != 1 for w in weight):
-                    scale = torch.tensor(weight, dtype=x.dtype, device=x.device)
+                part = x.index_select(2 + i, index)
+                if weight is not None:
+                    scale = weight.to(x.dtype)
                     part = part * scale.view(-1, *[1] * (len(columns_by_dim) - 1 - i))
                 total = part if total is None else total + part
             assert total is not None

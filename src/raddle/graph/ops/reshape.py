@@ -159,7 +159,8 @@ def _reshape_kernel(tile: OperatorTile) -> Kernel:
     source = tuple(tile.attrs["source"])
     common, mixed = factors(source, target)
     ranges = [_factor_range(f, tile.box.lo[f.target], tile.box.hi[f.target]) for f in common]
-    positions_read = _picks(common, ranges, region.lo, region.hi)
+    picks = _picks(common, ranges, region.lo, region.hi)
+    positions_read = [(dim, tile.constant(positions)) for dim, positions in picks]
     # After index_select the tensor is a box of the factors, so each target dimension is a contiguous range.
     # merged_shape: its shape in target dimensions; cuts: the range of each of them that the tile needs
     merged_shape, cuts = [], []
@@ -177,7 +178,7 @@ def _reshape_kernel(tile: OperatorTile) -> Kernel:
 
     def run(x: Tensor) -> Tensor:
         for dim, positions in positions_read:
-            x = x.index_select(dim, torch.tensor(positions, device=x.device))
+            x = x.index_select(dim, positions)
         y = x.reshape(merged_shape)
         return y[tuple(slice(lo, hi) for lo, hi in cuts)]
 

@@ -20,6 +20,7 @@ from raddle.runtime.actions import (
     StartReduceScatter,
     StartReplicaSum,
 )
+from raddle.runtime.builders.persistent import held_dtype
 from raddle.runtime.builders.shards import ShardBuilder
 from raddle.runtime.builders.slot_table import SlotTable
 
@@ -58,7 +59,7 @@ class BucketBuilder:
             slots = dict(self.slot_table.persistent.get(name, []))
             for region in regions:
                 if self.device in region.devices:
-                    dtype = self.program.graph.values[name].dtype
+                    dtype = held_dtype(self.program, name)
                     members = by_group.setdefault((region.devices, dtype), [])
                     members.append((slots[region.box], region.box.volume))
         actions = []

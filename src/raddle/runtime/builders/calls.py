@@ -80,7 +80,8 @@ class CallBuilder:
         )
         call = self._call(code, code_key, key, _label(ops))
         call.recompute = call.backward and recomputed
-        call.split_backward = self.program.plan.split_backward
+        # Without weights there is no phase "W".
+        call.split_backward = self.program.plan.split_backward and bool(call.weights)
         call.stage = self.stages.get(ops[0].name, 0)
         call.random_stream = self._random_stream(ops, key.variant)
         return call
@@ -138,8 +139,9 @@ class CallBuilder:
             call.results.append(slot_table.add_computed(key, tensor_id, box))
             # The tensors of a partial result have the dtype of the operator's first output.
             call.dtypes.append(slot_table.graph.values[self.codes.value_names(tensor_id)[0]].dtype)
-            call.backward |= self.codes.is_active(tensor_id)
-        call.backward = call.backward and bool(call.differentiable or call.weights)
+            if self.codes.is_active(tensor_id):
+                call.active_results.append(len(call.results) - 1)
+        call.backward = bool(call.active_results and (call.differentiable or call.weights))
         self._calls[code_key, key] = call
         return call
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 from raddle.graph.box import Box, bounding_box
 from raddle.program.parameter_region import ParameterRegion
 from raddle.program.program import Program
@@ -24,6 +26,7 @@ class PersistentSlots(NamedTuple):
     updated_slots: list[int]  # slots of parameters that this device updates
     gathered: list[GatheredParameter]  # ZeRO-3: gathered before each use, released after it
     shard_views: list[ShardView]  # ZeRO-2: the shards that this device updates
+    dtypes: dict[int, torch.dtype]  # in which parameters are held, by slot
 
 
 def add_persistent_slots(program: Program, device: int, slot_table: SlotTable) -> PersistentSlots:
@@ -34,6 +37,7 @@ def add_persistent_slots(program: Program, device: int, slot_table: SlotTable) -
     updated_slots: list[int] = []
     gathered: list[GatheredParameter] = []
     views: list[ShardView] = []
+    dtypes: dict[int, torch.dtype] = {}
     for name, regions in program.regions.items():
         for region in regions:
             if device not in (*region.devices, region.server):
@@ -42,8 +46,11 @@ def add_persistent_slots(program: Program, device: int, slot_table: SlotTable) -
             if program.sharded and name in program.active and region.needs_sync:
                 shard_slot = _add_shard(program, device, slot_table, name, region, gathered, views)
                 updated_slots += [shard_slot] if shard_slot >= 0 else []
+                slot = dict(slot_table.persistent[name])[region.box]
+                dtypes[slot] = gather_dtype(program, name)
                 continue
             slot = slot_table.add_persistent(name, "parameter", region.box)
+            dtypes[slot] = held_dtype(program, name)
             # active: it gets a gradient; server -1: each device that holds the region updates its copy
             if name in program.active and region.server in (-1, device):
                 updated_slots.append(slot)
@@ -56,7 +63,22 @@ def add_persistent_slots(program: Program, device: int, slot_table: SlotTable) -
         elif value.role in ("frozen", "constant") and read:
             box = full if value.role == "constant" else bounding_box(read)
             slot_table.add_persistent(value.name, value.role, box)
-    return PersistentSlots(updated_slots, gathered, views)
+    return PersistentSlots(updated_slots, gathered, views, dtypes)
+
+
+def held_dtype(program: Program, name: str) -> torch.dtype:
+    """Returns the dtype in which a device holds a parameter that it does not gather."""
+    return program.graph.values[name].dtype
+
+
+def gather_dtype(program: Program, name: str) -> torch.dtype:
+    """Returns the dtype in which a sharded parameter is gathered and held; its shards keep the module's."""
+    return program.plan.parsed_precision.gather_dtype(held_dtype(program, name))
+
+
+def reduce_dtype(program: Program, name: str) -> torch.dtype:
+    """Returns the dtype in which the gradients of a sharded parameter are summed."""
+    return program.plan.parsed_precision.reduce_dtype(gather_dtype(program, name))
 
 
 def _add_shard(
@@ -71,8 +93,7 @@ def _add_shard(
     shard = region.shard(device)
     if program.gathers_before_use:
         slot = slot_table.add_persistent(name, "gathered", region.box)
-        dtype = program.graph.values[name].dtype
-        gathered.append(GatheredParameter(slot, region.box.shape, dtype))
+        gathered.append(GatheredParameter(slot, region.box.shape, gather_dtype(program, name)))
         return slot_table.add_shard(name, shard) if shard is not None else -1
     slot = slot_table.add_persistent(name, "parameter", region.box)
     if shard is None:

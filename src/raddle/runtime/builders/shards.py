@@ -21,6 +21,7 @@ from raddle.runtime.actions import (
     StartReduceScatter,
     StartReplicaSum,
 )
+from raddle.runtime.builders.persistent import gather_dtype, reduce_dtype
 from raddle.runtime.builders.slot_table import SlotTable
 
 
@@ -32,7 +33,8 @@ class _BlockKey(NamedTuple):
     # All devices that hold the regions. Without them, two regions with the same replicas on this device,
     # but different ones on another of its group, would be one block here and two blocks there.
     holders: tuple[int, ...]
-    dtype: torch.dtype
+    gather_dtype: torch.dtype
+    reduce_dtype: torch.dtype
 
 
 class ShardBuilder:
@@ -67,7 +69,6 @@ class ShardBuilder:
         for name, regions in zip(collective.parameters, collective.regions, strict=True):
             for region in regions:
                 if self.device in region.devices:
-                    dtype = self.program.graph.values[name].dtype
                     # group_size: the holders in a group (HSDP); 0: there is one group, without replicas
                     key = _BlockKey(
                         next(group for group in region.groups if self.device in group),
@@ -75,7 +76,8 @@ class ShardBuilder:
                         if region.group_size
                         else (),
                         region.devices,
-                        dtype,
+                        gather_dtype(self.program, name),
+                        reduce_dtype(self.program, name),
                     )
                     by_group.setdefault(key, []).append((name, region))
         numbers = []
@@ -100,4 +102,6 @@ class ShardBuilder:
                 ShardedRegion(slots[region.box], shard_slot, region.box.shape, elements, offset)
             )
             offset += elements
-        return ShardedBlock(key.devices, tuple(regions), key.dtype, offset, key.replicas)
+        return ShardedBlock(
+            key.devices, tuple(regions), key.gather_dtype, key.reduce_dtype, offset, key.replicas
+        )

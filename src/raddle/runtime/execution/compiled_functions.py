@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from raddle.errors import InputError
 from raddle.runtime.actions import Call
+from raddle.runtime.execution.split_backward import SplitCall
 from raddle.runtime.function_writer import GeneratedCode
 
 # What users may ask for; "max-autotune" is the mode of torch.compile with this name.
@@ -81,8 +82,15 @@ class CompiledFunctions:
         self._shared: dict[Hashable, Function] = {}  # GeneratedCode.key -> function
         # Generated function -> what runs instead; if it cannot be compiled, the function itself
         self._compiled: dict[Function, Function] = {}
+        # The compiled phases of split backwards, "B" and "W"; None: they cannot be compiled
+        self._phases: dict[SplitCall, dict[str, Function] | None] = {}
         # Functions that are ready, with whether gradients are on
         self._ready: set[tuple[Function, bool]] = set()
+
+    @property
+    def compiled(self) -> int:
+        """The number of different functions compiled so far, without phases of split backwards."""
+        return sum(run is not function for function, run in self._compiled.items())
 
     def share(self, code: GeneratedCode) -> GeneratedCode:
         """Returns the code with the function of the first equal code, so that it is compiled only once."""
@@ -91,12 +99,47 @@ class CompiledFunctions:
     def function_of(self, call: Call) -> Function:
         """Returns the function that runs a call."""
         function = call.code.function
-        # A split backward runs twice on one forward, which a compiled backward does not allow.
-        if self.mode is None or call.split_backward:
+        # With gradients, a split backward runs twice on one forward, and a compiled backward cannot. So
+        # this is a call whose phases cannot be compiled: `split_call` has named it.
+        if self.mode is None or (call.split_backward and torch.is_grad_enabled()):
             return function
         if (function, torch.is_grad_enabled()) in self._ready:
             return self._compiled[function]
         return partial(self._compile_and_run, call)
+
+    def split_call(
+        self, call: Call, autocast: torch.dtype | None, arguments: Sequence[Tensor]
+    ) -> SplitCall | None:
+        """Returns how the phases of a split backward run as compiled functions; None: they run eagerly.
+
+        arguments: those of the call's function. The first time, it compiles forward and phases.
+        """
+        if self.mode is None:
+            return None
+        split = SplitCall.of(call, call.code.function, autocast)
+        if split not in self._phases:
+            start = perf_counter()
+            phases = {
+                phase: self._wrap(split.phase(phase))
+                for phase, count in (("B", split.activations), ("W", split.weights))
+                if count
+            }
+            try:
+                _rehearse_phases(split, phases, arguments)
+                self._phases[split] = phases
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # compilers raise errors of many kinds
+                self._warn(call, error, "runs its split backward")
+                self._phases[split] = None
+            self.seconds += perf_counter() - start
+        return None if self._phases[split] is None else split
+
+    def phase(self, split: SplitCall, phase: str) -> Function:
+        """Returns the compiled function of a phase; `split_call` has returned `split`."""
+        phases = self._phases[split]
+        assert phases is not None
+        return phases[phase]
 
     def _compile_and_run(self, call: Call, *arguments: Any) -> Any:
         """Compiles the function of a call, forward and backward; then runs it and returns its results.
@@ -110,14 +153,17 @@ class CompiledFunctions:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # compilers raise errors of many kinds
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-            message = f"'{call.label}' runs without torch.compile: {reason}"
-            warnings.warn(message, NotCompiled, stacklevel=2)
+            self._warn(call, error, "runs")
             compiled = function
         self._compiled[function] = compiled
         self._ready.add((function, torch.is_grad_enabled()))
         self.seconds += perf_counter() - start
         return compiled(*arguments)
+
+    def _warn(self, call: Call, error: Exception, what: str) -> None:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        message = f"'{call.label}' {what} without torch.compile: {reason}"
+        warnings.warn(message, NotCompiled, stacklevel=3)
 
     def _wrap(self, function: Function) -> Function:
         """Returns the function that compiles itself when it is called for the first time."""
@@ -126,6 +172,22 @@ class CompiledFunctions:
         return torch.compile(
             function, fullgraph=True, dynamic=False, backend=self.backend, mode=mode
         )
+
+
+def _rehearse_phases(
+    split: SplitCall, phases: Mapping[str, Function], arguments: Sequence[Tensor]
+) -> None:
+    """Runs the phases of a split backward once, which compiles them, and forgets the gradients."""
+    with torch.no_grad():
+        enabled = split.autocast is not None
+        with torch.autocast(arguments[0].device.type, dtype=split.autocast, enabled=enabled):
+            results = split.function(*arguments)
+        gradients = [
+            torch.zeros_like(results[r], dtype=dtype)
+            for r, dtype in zip(split.results, split.dtypes, strict=True)
+        ]
+        for phase in phases.values():
+            phase(gradients, *arguments)
 
 
 def _rehearse(function: Function, arguments: Sequence[Any]) -> None:

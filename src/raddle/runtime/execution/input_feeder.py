@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from raddle.plans.precision import FLOAT32, Precision
 from raddle.program.program import Key
 from raddle.runtime.actions import Feed
 from raddle.runtime.builders.slot_table import SlotSource
@@ -22,13 +23,16 @@ class InputFeeder:
     """Fills the slots of inputs and seeds.
 
     feeds: all Feed actions of the rank. A SlotSource says which box of which input, or which seed, belongs
-    in which slot; its role is "input" or "seed" here. store: the tensors by slot; seed: of the whole run.
+    in which slot; its role is "input" or "seed" here. store: the tensors by slot; seed: of the whole run;
+    precision: of the plan; with "bf16:pure", inputs are cast too.
     On the CPU, parts of the batch are views and cost nothing, so all slots are filled at the start of a
     run. On a GPU, each part is copied to the device only before its first use.
     """
 
-    def __init__(self, feeds: Iterable[Feed], store: Store, seed: int = 0) -> None:
-        self.store, self.seed = store, seed
+    def __init__(
+        self, feeds: Iterable[Feed], store: Store, seed: int = 0, precision: Precision = FLOAT32
+    ) -> None:
+        self.store, self.seed, self.precision = store, seed, precision
         self.fills_at_start = store.place.type == "cpu"
         self._feeds = list(feeds) if self.fills_at_start else []
         self._read_input: ReadInput = lambda source: torch.empty(0)
@@ -57,6 +61,7 @@ class InputFeeder:
         source = action.source
         if source.role == "input":
             tensor = self._read_input(source)
+            tensor = tensor.to(self.precision.parameter_dtype(tensor.dtype))
         else:
             number = self.seed_of(action.key)
             # torch.full writes on the device itself; torch.tensor would copy, and wait for the copy.

@@ -13,17 +13,21 @@ from raddle.program.program import Program
 from raddle.runtime.actions import RecordLoss
 from raddle.runtime.execution.metrics import Metrics
 from raddle.runtime.execution.store import Store
+from raddle.runtime.loss_scaler import LossScaler
 from raddle.transport.base import Pending, Transport
 
 
 class Losses:
     """The losses of one run (one step, or all overlapping steps) on one rank.
 
-    If some ranks do not compute the loss, those that do broadcast it.
+    If some ranks do not compute the loss, those that do broadcast it. scaler: the factor of the gradient
+    of the loss, with fp16.
     """
 
-    def __init__(self, program: Program, transport: Transport, store: Store) -> None:
-        self.transport, self.store = transport, store
+    def __init__(
+        self, program: Program, transport: Transport, store: Store, scaler: LossScaler | None = None
+    ) -> None:
+        self.transport, self.store, self.scaler = transport, store, scaler
         self.sizes = program.micro_batch_sizes  # samples of each micro-batch
         self.steps = program.plan.steps if is_asynchronous(program.plan) else 1  # of one run
         loss = program.graph.loss  # None: of a program that computes outputs alone
@@ -57,7 +61,10 @@ class Losses:
         if action.reports or self.on_all_ranks:
             self._recorded.append((action.key.step, loss.detach() * fraction))
         if action.starts_backward:
-            self.store.grads[action.slot] = torch.full_like(loss, fraction)
+            gradient = torch.full_like(loss, fraction)
+            self.store.grads[action.slot] = (
+                gradient if self.scaler is None else gradient * self.scaler.scale.to(loss.dtype)
+            )
         if (
             action.reports
             and self._broadcasts_early

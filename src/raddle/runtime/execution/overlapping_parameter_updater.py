@@ -6,7 +6,7 @@ other steps still run; forwards that began earlier use stashed old weights (weig
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,8 +29,9 @@ class OverlappingParameterUpdater(ParameterUpdater):
         self.latest = latest
         self.stash = WeightStash(latest=latest)
 
-    def load(self) -> None:
-        """Makes no bucket buffers: each all-reduce allocates its own, as several steps may be in flight."""
+    def load(self, originals: Mapping[int, Tensor]) -> None:
+        """Makes master weights. Each all-reduce allocates its buffer, as several steps may be in flight."""
+        self.masters.make(self.updated_slots, originals)
 
     def begin(self, *, updating: bool) -> None:
         self.stash = WeightStash(latest=self.latest)  # versions count from the first step of a run
@@ -79,8 +80,4 @@ class OverlappingParameterUpdater(ParameterUpdater):
             for s, p in zip(action.slots, parameters, strict=True)
         ]
         self.stash.stash_before_update(action, parameters)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        self.optimizer_step()
-        for parameter in parameters:
-            parameter.grad = None
+        self.masters.update(action.slots, gradients, self.optimizer_step)

@@ -9,7 +9,7 @@ the parameters that it reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from raddle.runtime.actions import (
     StartAllReduce,
     UpdateParameters,
 )
+from raddle.runtime.execution.master_weights import MasterWeights
 from raddle.runtime.execution.store import Store
 from raddle.runtime.weight_stash import WeightUse
 from raddle.transport.base import Pending, Transport, WidenedSum
@@ -48,10 +49,15 @@ class ParameterUpdater:
         # Slot -> its gradient, a view of a bucket buffer
         self._bucket_views: dict[int, Tensor] = {}
         self._pending_sums: list[Pending] = []  # all-reduces in flight
+        self.masters = MasterWeights(store)  # what the optimizer updates
         self.optimizer_step: Callable[[], None] = lambda: None  # set by the executor
 
-    def load(self) -> None:
-        """Makes the buffers of the buckets; called when parameters are in their slots."""
+    def load(self, originals: Mapping[int, Tensor]) -> None:
+        """Makes master weights, and buffers of the buckets; called when parameters are in their slots.
+
+        originals: slot of a parameter -> its values in the module's dtype, if the slot has another dtype.
+        """
+        self.masters.make(self.updated_slots, originals)
         if self.bucket_buffers:
             return
         for bucket in self.buckets:
@@ -149,13 +155,13 @@ class ParameterUpdater:
         for pending in self._pending_sums:
             pending.wait()
         self._pending_sums.clear()
+        gradients = []
         for slot in self.updated_slots:
-            if slot not in store.with_gradient:  # no operator here reads this region
-                store.grads[slot] = torch.zeros_like(store.slots[slot])
-            store.slots[slot].grad = store.grads[slot]
-        self.optimizer_step()
+            gradient = store.grads[slot] if slot in store.with_gradient else None
+            # None: no operator here reads this region
+            gradients.append(torch.zeros_like(store.slots[slot]) if gradient is None else gradient)
+        self.masters.update(self.updated_slots, gradients, self.optimizer_step)
         for slot in self.updated_slots:
-            store.slots[slot].grad = None
             store.clear_gradient(slot)
 
 

@@ -13,42 +13,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from raddle.plans.precision import FLOAT32, Precision
 from raddle.program.program import Key
 from raddle.runtime.actions import Backward, Call, Forward
 from raddle.runtime.autograd_leaves import make_leaf
 from raddle.runtime.execution.compiled_functions import CompiledFunctions
 from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.execution.random_generator import generator_seed, seeded_generator
+from raddle.runtime.execution.split_backward import SplitCall
 from raddle.runtime.execution.store import Store
 
 
 class Segments:
     """Runs the calls of one rank and saves what their backward needs.
 
-    functions: the functions of calls, compiled or not. seed_of: the seed of a micro-batch. autocast: the
-    dtype of mixed precision, or None. single_microbatch: whether a step has one micro-batch, so that
-    gradients need not be accumulated.
+    functions: the functions of calls, compiled or not. seed_of: the seed of a micro-batch. precision: of
+    the plan. single_microbatch: whether a step has one micro-batch, so that gradients need not be
+    accumulated.
     """
 
     def __init__(
         self, store: Store, updater: ParameterUpdater, functions: CompiledFunctions, *,
         seed_of: Callable[[Key], int] = lambda key: 0,
-        autocast: torch.dtype | None = None, single_microbatch: bool = True,
+        precision: Precision = FLOAT32, single_microbatch: bool = True,
     ) -> None:  # fmt: skip
         self.store, self.updater, self.functions = store, updater, functions
-        self.seed_of, self.autocast, self.single_microbatch = seed_of, autocast, single_microbatch
+        self.seed_of, self.single_microbatch = seed_of, single_microbatch
+        self.autocast = precision.autocast
+        # On some devices an operator returns another dtype than the program says (plans/value_dtypes.py).
+        self.casts_results = precision.low_dtype is not None
         # Call number -> leaves, weights, gradient edges of the results, and slots of these results.
         self.saved: dict[int, tuple[list[Tensor], list[Tensor], list[Any], list[int]]] = {}
         # Recomputed calls: call number -> weights and nondifferentiable arguments of the first forward.
         self._forward_arguments: dict[int, list[Any]] = {}
         # Split backwards: call number -> edges and result gradients of phase "B", for phase "W".
         self._used_gradients: dict[int, tuple[list[Any], list[Tensor]]] = {}
+        # Compiled split backwards: call number -> what their phases need.
+        self._split: dict[int, _SavedForPhases] = {}
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """Returns the context in which functions run forward: autocast, if the user asked for it."""
@@ -81,6 +89,13 @@ class Segments:
         arguments = [*weights, *nondifferentiable]
         # Addresses of the weights that are ZeRO-3 parameters, gathered for this call; usually empty.
         gathered_memory = self.store.gathered.storage_addresses(call.weights)
+        split = None
+        if builds_graph and call.split_backward:
+            every = [*inputs, *arguments, *call.numbers]
+            split = self.functions.split_call(call, self.autocast, every)
+        if split is not None:
+            builds_graph = False  # each phase of the backward is a function of its own
+            self._split[call.number] = _SavedForPhases(split, [v.detach() for v in every], weights)
         # Without gradients, PyTorch may choose another attention kernel, which would draw other masks. So
         # the first forward of a recomputed call with native dropout runs as the second one does.
         if builds_graph or (call.recompute and call.random_stream):
@@ -117,19 +132,21 @@ class Segments:
     def backward(self, action: Backward) -> None:
         """Runs the backward of a call, or one phase of it."""
         if action.call.backward:
-            if action.phase == "W":
+            if action.call.number in self._split:
+                self._run_phase(action.call, action.phase)
+            elif action.phase == "W":
                 self._weight_gradients(action.call)
             else:
                 self._run_backward(action.call)
         self.store.gathered.release(action.release)
 
     def _run(self, call: Call, inputs: list[Any], arguments: list[Any]) -> tuple[Tensor, ...]:
-        """Runs the function of a call; returns the results in the program's dtypes, also under autocast."""
+        """Runs the function of a call; returns the results in the program's dtypes."""
         with self._autocast(), self._generator(call):
             results: tuple[Tensor, ...] = self.functions.function_of(call)(
                 *inputs, *arguments, *call.numbers
             )
-        if self.autocast is None:
+        if not self.casts_results:
             return results
         return tuple(r.to(t) for r, t in zip(results, call.dtypes, strict=True))
 
@@ -154,6 +171,33 @@ class Segments:
                     store.add_gradient(slot, gradient)
         if not call.split_backward:
             self.updater.release_weights(call, weights)
+
+    def _run_phase(self, call: Call, phase: str) -> None:
+        """Runs a phase of a compiled split backward: "B" for activations, "W" for weights, the last one."""
+        saved, store = self._split[call.number], self.store
+        if saved.gradients is None:  # phase "B" or, if there is none, "W"
+            taken = [store.take_gradient(call.results[r]) for r in saved.split.results]
+            saved.gradients = [
+                torch.zeros(store.shapes[call.results[r]], dtype=dtype, device=store.place)
+                if gradient is None
+                else gradient
+                for r, dtype, gradient in zip(
+                    saved.split.results, saved.split.dtypes, taken, strict=True
+                )
+            ]
+            saved.has_gradient = any(gradient is not None for gradient in taken)
+        gradients: tuple[Tensor, ...] = ()
+        if saved.has_gradient:
+            with torch.no_grad():
+                run = self.functions.phase(saved.split, phase)
+                gradients = run(saved.gradients, *saved.arguments)
+        if phase == "W":
+            self.updater.accumulate(call, gradients)
+            self.updater.release_weights(call, saved.weights)
+            del self._split[call.number]
+        else:
+            for slot, gradient in zip(call.differentiable, gradients, strict=False):
+                store.add_gradient(slot, gradient)
 
     def _weight_gradients(self, call: Call) -> None:
         """Runs phase "W": computes gradients of weights only. Phase "B", if there is one, ran before."""
@@ -210,6 +254,17 @@ class Segments:
                 edges_with_gradient.append(edge)
                 gradients.append(gradient)
         return edges_with_gradient, gradients
+
+
+@dataclass
+class _SavedForPhases:
+    """What the phases of a compiled split backward need."""
+
+    split: SplitCall
+    arguments: list[Tensor]  # of the forward
+    weights: list[Tensor]  # those of them that are weights, as `weights_for` gave them
+    gradients: list[Tensor] | None = None  # of the results; None: no phase has run
+    has_gradient: bool = False  # whether any result has a gradient
 
 
 def _storage_address(tensor: Tensor) -> int:

@@ -10,7 +10,7 @@ block is some operators whose parameters share a buffer; ShardedBlock (actions.p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -28,6 +28,7 @@ from raddle.runtime.actions import (
     StartReplicaSum,
     UpdateParameters,
 )
+from raddle.runtime.execution.master_weights import MasterWeights
 from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.execution.store import Store
 from raddle.transport.base import Pending, Transport
@@ -45,7 +46,8 @@ class ShardedParameterUpdater(ParameterUpdater):
         blocks: Sequence[ShardedBlock], views: Sequence[ShardView], *, zero3: bool,
     ) -> None:  # fmt: skip
         super().__init__(store, transport, updated_slots)
-        self.blocks, self.views, self.zero3 = blocks, views, zero3
+        self.blocks, self.zero3 = blocks, zero3
+        self.masters = MasterWeights(store, views)
         self._updating = True
         # Block that was reduce-scattered in this step -> the buffer that receives the sums of the shards
         self._sums: dict[int, Tensor] = {}
@@ -56,11 +58,22 @@ class ShardedParameterUpdater(ParameterUpdater):
         # -1 minus the number of its block.
         self._gathers: dict[int, _PendingGather] = {}
 
-    def load(self) -> None:
-        """Makes the views that the optimizer updates; called when parameters are in their slots."""
+    def load(self, originals: Mapping[int, Tensor]) -> None:
+        """Makes ZeRO-2's shards, which the optimizer updates; called when parameters are in their slots.
+
+        A shard is a view of the parameter or, if the parameter is in a narrower dtype than the module's, a
+        tensor of its own in the module's dtype: the master weights.
+        """
         slots = self.store.slots
-        for view in self.views:
-            slots[view.shard.slot] = nn.Parameter(slots[view.parameter_slot].detach()[view.rows])
+        for view in self.masters.shards:
+            original = originals.get(view.parameter_slot)
+            slots[view.shard.slot] = nn.Parameter(
+                slots[view.parameter_slot].detach()[view.rows]
+                if original is None
+                else original.detach()[view.rows].clone()
+            )
+        # of parameters that no other rank has
+        self.masters.make(self.updated_slots, originals)
 
     def begin(self, *, updating: bool) -> None:
         self._updating = updating
@@ -97,7 +110,7 @@ class ShardedParameterUpdater(ParameterUpdater):
     def start_reduce_scatter(self, action: StartReduceScatter) -> None:
         """Packs the gradients of a block and starts to sum them; a missing gradient counts as zero."""
         block, store = self.blocks[action.block], self.store
-        full = self._new_buffer(block, len(block.devices))
+        full = self._new_buffer(block, len(block.devices), block.reduce_dtype)
         parts = full.view(len(block.devices), -1)  # one row for each device
         for region in block.regions:
             gradient = store.grads[region.slot]
@@ -107,7 +120,7 @@ class ShardedParameterUpdater(ParameterUpdater):
             else:
                 _write_parts(shards, gradient)
             store.clear_gradient(region.slot)
-        shard = self._new_buffer(block, 1)
+        shard = self._new_buffer(block, 1, block.reduce_dtype)
         # MOST_SCATTERS may be in flight at once, as each keeps the gradients of its block in memory.
         while len(self._pending_scatters) >= MOST_SCATTERS:
             self._await_oldest_scatter()
@@ -139,12 +152,12 @@ class ShardedParameterUpdater(ParameterUpdater):
         if not (self.zero3 or self._updating):
             return
         block, slots = self.blocks[action.block], self.store.slots
-        shard = self._new_buffer(block, 1)
+        shard = self._new_buffer(block, 1, block.gather_dtype)
         for region in block.regions:
-            if region.shard_slot >= 0:
+            if region.shard_slot >= 0:  # the assignment casts to the dtype of the gather
                 rows = slots[region.shard_slot].detach().reshape(-1)
                 shard[region.offset : region.offset + rows.numel()] = rows
-        full = self._new_buffer(block, len(block.devices))
+        full = self._new_buffer(block, len(block.devices), block.gather_dtype)
         pending = self.transport.shards.all_gather(
             block.devices, action.tag, shard, full, action.label
         )
@@ -160,20 +173,24 @@ class ShardedParameterUpdater(ParameterUpdater):
         for pending in self._pending_replica_sums:
             pending.wait()
         self._pending_replica_sums.clear()
+        gradients: dict[int, Tensor] = {}  # by slot
         for number, sums in self._sums.items():
             for region in self.blocks[number].regions:
                 if region.shard_slot >= 0:
                     shard = store.slots[region.shard_slot]
-                    shard.grad = sums[region.offset : region.offset + shard.numel()].view_as(shard)
+                    rows = sums[region.offset : region.offset + shard.numel()]
+                    gradients[region.shard_slot] = rows.view_as(shard)
         self._sums.clear()
         for slot in self.updated_slots:
-            parameter = store.slots[slot]
-            if parameter.grad is None:  # no other rank has it, or no operator reads it
+            if slot not in gradients:  # no other rank has it, or no operator reads it
                 gradient = store.grads[slot]
-                parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient
-        self.optimizer_step()
+                gradients[slot] = (
+                    torch.zeros_like(store.slots[slot]) if gradient is None else gradient
+                )
+        self.masters.update(
+            self.updated_slots, [gradients[s] for s in self.updated_slots], self.optimizer_step
+        )
         for slot in self.updated_slots:
-            store.slots[slot].grad = None
             store.clear_gradient(slot)
 
     def _finish(self, gather: _PendingGather) -> None:
@@ -198,9 +215,9 @@ class ShardedParameterUpdater(ParameterUpdater):
         for slot in [s for s, pending in self._gathers.items() if pending is gather]:
             del self._gathers[slot]
 
-    def _new_buffer(self, block: ShardedBlock, parts: int) -> Tensor:
+    def _new_buffer(self, block: ShardedBlock, parts: int, dtype: torch.dtype) -> Tensor:
         """Returns a flat buffer for so many parts of a block. It is zero, as padding is sent too."""
-        return torch.zeros(parts * block.shard_elements, dtype=block.dtype, device=self.store.place)
+        return torch.zeros(parts * block.shard_elements, dtype=dtype, device=self.store.place)
 
 
 class _PendingGather:

@@ -9,7 +9,7 @@ are up to date.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class SlicedParameterUpdater(ParameterUpdater):
         self._make_sync = make_sync
         self.parameter_sync: ParameterSync | None = None
 
-    def load(self) -> None:
+    def load(self, originals: Mapping[int, Tensor]) -> None:
         self.parameter_sync = self.parameter_sync or self._make_sync()
 
     def begin(self, *, updating: bool) -> None:

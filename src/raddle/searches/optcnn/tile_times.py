@@ -91,17 +91,23 @@ class TileTimes:
             layout.dims, self.volumes
         )
         forward = roofline(graph, op, flops, [*read, *written], speeds, np.maximum)
-        backward = (len(grad_operands) - len(added_once)) * forward
-        for i in added_once:  # the gradient of a bias only reads the gradient of the output
-            elements = [e if i == k else 0 for k, e in enumerate(read)]
-            backward = backward + roofline(graph, op, 0, [*elements, *written], speeds, np.maximum)
+        backward = 0.0
+        for i in grad_operands:
+            # The gradient of a bias only reads the gradient of the output.
+            elements = [e if i == k else 0 for k, e in enumerate(read)] if i in added_once else read
+            backward = backward + roofline(
+                graph, op, 0 if i in added_once else flops, [*elements, *written], speeds,
+                np.maximum, operand=i,
+            )  # fmt: skip
         return np.asarray(forward), np.asarray(backward)
 
     def _speed(self, op: Op) -> Speed:
         """Returns the speeds of the sampled devices for this kind of operator, as arrays [d]."""
         key = (family(op), op.dtypes[0])
         if key not in self.speeds:
-            self.speeds[key] = Speed(*np.array([speed(op, d) for d in self.devices]).T)
+            self.speeds[key] = Speed(
+                *np.array([speed(self.compute.graph, op, d) for d in self.devices]).T
+            )
         return self.speeds[key]
 
     # -- tile by tile, once for each shape -------------------------------------------------------

@@ -180,7 +180,9 @@ class LayerCostModel:
         saved_values: set[str] = set()
         for op in self.graph.ops:
             saved = saved_for_backward(self.graph, self.active, op)
-            saved_values |= saved.inputs | (set(op.outputs) if saved.output else set())
+            saved_values |= (
+                saved.inputs | saved.copies | (set(op.outputs) if saved.output else set())
+            )
             value = self.graph.values[op.outputs[0]]
             elements = self._nbytes(op.outputs[0], samples) / value.dtype.itemsize
             # extra: bytes for each element of the output, such as a dropout mask.

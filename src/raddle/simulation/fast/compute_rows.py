@@ -104,7 +104,7 @@ def _saved_values(graph: Graph, active: frozenset[str]) -> frozenset[str]:
     names: set[str] = set()
     for op in graph.ops:
         saved = saved_for_backward(graph, active, op)
-        names |= saved.inputs
+        names |= saved.inputs | saved.copies  # a copy is counted as the value
         if saved.output:
             names.update(op.outputs)
     return frozenset(names)

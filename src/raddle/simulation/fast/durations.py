@@ -50,8 +50,10 @@ def tile_seconds(
             read = [np.zeros_like(points) for _ in inputs]
             read[operand] = inputs[operand]
         elements = [*read, *outputs]
-        device_speed = speed(op, device)  # FLOPs and bytes per second, and overhead
-        total = total + roofline(costs.graph, op, flops, elements, device_speed, np.maximum)
+        device_speed = speed(costs.graph, op, device)  # FLOPs and bytes per second, and overhead
+        total = total + roofline(
+            costs.graph, op, flops, elements, device_speed, np.maximum, operand=operand
+        )
     return total
 
 

@@ -21,14 +21,14 @@ import numpy as np
 import torch
 
 from raddle.graph.box import Box
-from raddle.graph.graph import Value
+from raddle.graph.graph import Graph, Value
 from raddle.plans.optimizers import optimizer_info
 from raddle.plans.plan import Plan
 from raddle.program.bundle import Bundle
 from raddle.program.collective_kind import Collective
 from raddle.program.parameter_region import ParameterRegion
 from raddle.program.parameter_regions import parameter_regions, sharded_in_groups
-from raddle.program.program import Message, reduced_element_bytes
+from raddle.program.program import Message, reduced_element_bytes, update_bytes, updated_dtype
 from raddle.program.sync_instructions import bundles_by_holder
 from raddle.simulation.fast.arrays import BUNDLED_FIRST, SYNC_COLUMNS
 from raddle.simulation.fast.cluster_arrays import ClusterArrays
@@ -49,8 +49,8 @@ class ParameterPlacement(NamedTuple):
 class ParameterRows:
     """Rows of the parameters of a plan on a cluster."""
 
-    def __init__(self, cluster: ClusterArrays, plan: Plan) -> None:
-        self.cluster, self.plan, self.sync = cluster, plan, plan.parsed_sync
+    def __init__(self, graph: Graph, cluster: ClusterArrays, plan: Plan) -> None:
+        self.graph, self.cluster, self.plan, self.sync = graph, cluster, plan, plan.parsed_sync
         self.optimizer = optimizer_info(plan.optimizer)
 
     def placement(
@@ -63,7 +63,8 @@ class ParameterRows:
         used = [(r.tiling.number, r.operand) for r in users]
         # The steps of a recurrent network read a weight in the same way; one of them is enough.
         distinct = dict(zip(used, users, strict=True))
-        key = ("held", value.shape, value.dtype.itemsize, block, trained, *used)
+        dtypes = value.dtype, updated_dtype(self.graph, value.name)
+        key = ("held", value.shape, dtypes, block, trained, *used)
         return store.cached(
             key,
             lambda: self._build_placement(
@@ -88,7 +89,7 @@ class ParameterRows:
             regions = sharded_in_groups(regions, self.plan)
         sizes = np.zeros(self.cluster.count, np.int64)
         for s in regions:
-            sizes[list(s.devices)] += self._held_elements(s) * value.dtype.itemsize
+            sizes[list(s.devices)] += self._held_bytes(value, s)
         holders = np.flatnonzero(sizes)
         slot = store.sizes.add(np.stack([holders, sizes[holders]], axis=1))
         if self.sync.sliced:
@@ -98,16 +99,20 @@ class ParameterRows:
             store.sync_units.add(np.array([self._sync_row(store, value, regions, block)])),
         )  # fmt: skip
 
-    def _held_elements(self, region: ParameterRegion) -> int:
-        """Returns the number of elements that a holder of a region keeps in memory.
+    def _held_bytes(self, value: Value, region: ParameterRegion) -> int:
+        """Returns the bytes that a holder of a region of a parameter keeps in memory.
 
-        These are the parameter, its gradient (not with shards) and optimizer state.
+        These are the parameter, its gradient (not with shards), master weights and optimizer state.
         """
+        updated, held = updated_dtype(self.graph, value.name), value.dtype
         if not self.sync.shards:
-            return self.optimizer.memory_elements * region.box.volume
-        shard = region.elements_per_shard
-        parameter_elements = shard if self.sync.zero3 else region.box.volume
-        return parameter_elements + self.optimizer.state_elements * shard
+            states = self.optimizer.state_elements + (held != updated)
+            return region.box.volume * (2 * held.itemsize + states * updated.itemsize)
+        held = self.plan.parsed_precision.gather_dtype(held)
+        separate = self.sync.zero3 or held != updated  # the shard is a tensor of its own
+        shard_bytes = region.elements_per_shard * updated.itemsize
+        parameter_bytes = 0 if self.sync.zero3 else region.box.volume * held.itemsize
+        return parameter_bytes + (self.optimizer.state_elements + separate) * shard_bytes
 
     def bundle_rows(
         self, store: RowStore, value: Value, bundles: tuple[Bundle, ...],
@@ -117,7 +122,7 @@ class ParameterRows:
 
         If updates are asynchronous, each holder of a bundle is synchronised by itself and has its own row.
         """
-        key = ("bundles", value.dtype.itemsize, bundles)
+        key = ("bundles", value.dtype, updated_dtype(self.graph, value.name), bundles)
 
         def build() -> Slot:
             rows = []
@@ -139,7 +144,8 @@ class ParameterRows:
         """
         element_bytes, cluster = value.dtype.itemsize, self.cluster
         # By region, the bytes that the optimizer reads and writes.
-        passes = [self.optimizer.passes * self._updated(s) * element_bytes for s in regions]
+        per_element = update_bytes(self.plan, self.graph, value.name)
+        passes = [self._updated(s) * per_element for s in regions]
         update = store.computes.add(cluster.memory_pass_rows([s.updaters for s in regions], passes))
         to_sync = [s for s in regions if s.needs_sync]
         updater_holds = any(s.server < 0 or s.server in s.devices for s in regions)

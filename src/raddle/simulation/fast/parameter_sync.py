@@ -40,7 +40,7 @@ class ParameterSync:
         self, index: GraphIndex, cluster: ClusterArrays, plan: Plan, plan_rows: PlanRows
     ) -> None:
         self.index, self.plan_rows, self.sync = index, plan_rows, plan.parsed_sync
-        self.parameter_rows = ParameterRows(cluster, plan)
+        self.parameter_rows = ParameterRows(index.graph, cluster, plan)
         self.names = list(index.parameter_number)  # by number
         # By parameter: the regions that devices hold, and its slices.
         self.regions: list[tuple[ParameterRegion, ...]] = [() for _ in self.names]

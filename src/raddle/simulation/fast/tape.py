@@ -101,8 +101,11 @@ class Recorder:
         self.gathers[row] = names
         return [row]
 
-    def add_contribution(self, name: str, key: Key, at: int) -> None:
-        """Records that row `at` adds to a parameter's gradient; an event follows the last contribution."""
+    def add_contribution(self, name: str, key: Key, at: int, last: int) -> None:
+        """Records that row `at` adds to a parameter's gradient; an event follows the last contribution.
+
+        last: the row after which the gradient may be sent; `at`, as nothing is recomputed here.
+        """
         self.marks.append((at, self.parameter_number[name]))
         self.missing_contributions[name] -= 1
         if not self.missing_contributions[name]:

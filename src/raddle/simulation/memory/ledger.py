@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raddle.program.program import Move, message_bytes
+from raddle.program.program import Move, held_element_bytes, message_bytes
 from raddle.simulation.timeline import Timeline
 
 Array = np.ndarray
@@ -129,8 +129,9 @@ class Ledger:
         return np.where(first < NEVER, np.maximum(flight.end, first), flight.end)
 
     def parameter_bytes(self, name: str) -> Array:
-        """Returns by device the bytes of a parameter that it holds."""
+        """Returns by device the bytes of a parameter that it holds, and of its gradient."""
         nbytes = np.zeros(len(self.devices), np.int64)
         for region in self.program.regions[name]:
-            nbytes[list(region.devices)] += region.box.volume * self.program.element_bytes(name)
+            width = held_element_bytes(self.program, name)
+            nbytes[list(region.devices)] += region.box.volume * width
         return nbytes

@@ -95,11 +95,13 @@ class _MicroBatchMemory:
             if times.is_recomputed(op.name) and op.name not in self.sizes.partial_bytes:
                 add(owned, recomputation.start, self.uses.last_use_recomputed[o])
         extra = self.sizes.saved[op.name].extra  # bytes for each element, as for a dropout mask
+        nbytes = self.sizes.copies.get(op.name, self.sizes.zeros())
         if extra:
             elements = self.sizes.output_bytes[op.outputs[0]] // self.program.element_bytes(
                 op.outputs[0]
             )
-            nbytes = elements * extra.numerator // extra.denominator
+            nbytes = nbytes + elements * extra.numerator // extra.denominator
+        if nbytes.any():
             last_run = forward  # the run whose extra bytes the backward reads
             if times.is_recomputed(op.name):
                 add(nbytes, *forward)

@@ -1,5 +1,8 @@
 """Sums the memory that stays allocated for the whole run: parameters, gradients, optimizer state, buffers.
 
+Where operators use a parameter in another dtype than the optimizer, the latter has master weights: a copy
+of the region, or of a shard of it (plans/precision.py). Under autocast the parameter is its own master.
+
 A region is a box of a parameter and the devices that hold it (ParameterRegion); its updaters are the
 devices that apply the optimizer to it. A shard is the part of a region that one device updates with ZeRO.
 """
@@ -11,7 +14,7 @@ import numpy as np
 from raddle.clusters import Cluster
 from raddle.costs.compute import family
 from raddle.plans.optimizers import optimizer_info
-from raddle.program.program import Program, Update
+from raddle.program.program import Program, Update, held_element_bytes, updated_dtype
 from raddle.simulation.memory.value_sizes import read_bytes
 
 Array = np.ndarray
@@ -46,17 +49,20 @@ def state_bytes(program: Program) -> Array:
             continue
         for name in dict.fromkeys(name for name in i.parameters if name not in seen):
             seen.add(name)
+            held = held_element_bytes(program, name)
+            updated = updated_dtype(program.graph, name).itemsize
+            masters = int(held != updated)  # whether the optimizer updates a copy
             for region in program.slices.get(name, i.regions):
-                nbytes = region.box.volume * program.element_bytes(name)
+                nbytes, copies = region.box.volume * held, state_elements + masters
                 if program.sharded:  # gathered parameters and gradients are not persistent
-                    volumes = np.array(region.shard_volumes, np.int64)
-                    shard_bytes = volumes * program.element_bytes(name)
-                    parameter_bytes = shard_bytes if program.gathers_before_use else nbytes
-                    total[list(region.devices)] += parameter_bytes + state_elements * shard_bytes
+                    shard_bytes = np.array(region.shard_volumes, np.int64) * updated
+                    if program.gathers_before_use:
+                        nbytes, copies = 0, state_elements + 1
+                    total[list(region.devices)] += nbytes + copies * shard_bytes
                     continue
                 # The parameter and its gradient, on its holders and where it is updated.
                 total[list({*region.devices, *region.updaters})] += 2 * nbytes
-                total[list(region.updaters)] += state_elements * nbytes
+                total[list(region.updaters)] += copies * region.box.volume * updated
     variant = program.variants[0]
     # All other values that stay; with role "parameter", those that are never updated.
     roles = ("buffer", "constant", "frozen", "parameter")

@@ -23,7 +23,15 @@ import numpy as np
 
 from raddle.program.checks.shards import GatherUse, uses_of_gathers
 from raddle.program.parameter_region import ParameterRegion
-from raddle.program.program import Gather, Program, Reduce, Run, Update
+from raddle.program.program import (
+    Gather,
+    Reduce,
+    Run,
+    Update,
+    gathered_element_bytes,
+    held_element_bytes,
+    reduced_element_bytes,
+)
 from raddle.program.weight_versions import parameters_by_op
 from raddle.simulation.memory.ledger import NEVER, Array, Ledger, Span
 
@@ -107,20 +115,21 @@ def _buffer_bytes(ledger: Ledger, i: Reduce | Gather, *, full: bool, shard: bool
     """Returns by device the bytes of a collective's buffers: full ones, one shard of them, or both."""
     program, nbytes = ledger.program, np.zeros(len(ledger.devices), np.int64)
     for name, regions in zip(i.parameters, i.regions, strict=True):
+        width = (
+            gathered_element_bytes(program, name)
+            if isinstance(i, Gather)
+            else reduced_element_bytes(program.plan, program.graph.values[name].dtype)
+        )
         for region in regions:
             shards = full * region.shard_count + shard
-            nbytes[list(region.devices)] += _shard_bytes(program, name, region) * shards
+            nbytes[list(region.devices)] += region.elements_per_shard * width * shards
     return nbytes
-
-
-def _shard_bytes(program: Program, name: str, region: ParameterRegion) -> int:
-    """Returns the bytes of one shard of a parameter's region."""
-    return region.elements_per_shard * program.element_bytes(name)
 
 
 def _region_bytes(ledger: Ledger, name: str, regions: Sequence[ParameterRegion]) -> Array:
     """Returns by device the bytes of the regions of a parameter that it holds."""
     nbytes = np.zeros(len(ledger.devices), np.int64)
     for region in regions:
-        nbytes[list(region.devices)] += region.box.volume * ledger.program.element_bytes(name)
+        width = held_element_bytes(ledger.program, name)
+        nbytes[list(region.devices)] += region.box.volume * width
     return nbytes

@@ -106,6 +106,33 @@ class ValueSizes:
         """By value, the operator that computes it."""
         return {o: op for op in self.graph.ops for o in op.outputs}
 
+    @cached_property
+    def copies(self) -> dict[str, Array]:
+        """By operator, the bytes of the copies that autocast makes of its operands and the backward needs.
+
+        The operators of one native call share a copy. A weight that is gathered in the dtype of the cast
+        needs none.
+        """
+        program, precision = self.program, self.program.plan.parsed_precision
+        nbytes, seen = dict[str, Array](), set[tuple[str, str]]()
+        for op in self.graph.ops:
+            for operand, name in enumerate(op.inputs):
+                cast, value = self.graph.casts.get(op.name), self.graph.values[name]
+                key = (op.layer if op.composite_kind else op.name, name)
+                gathered = program.sharded and value.role == "parameter"
+                if (
+                    name not in self.saved[op.name].copies
+                    or key in seen
+                    or (gathered and precision.gather_dtype(value.dtype) == cast)
+                ):
+                    continue
+                assert cast is not None
+                seen.add(key)
+                total = nbytes.setdefault(op.name, self.zeros())
+                for d, region in operand_regions(op, operand, self.variant.tiles[op.name]):
+                    total[d] += 0 if region is None else region.volume * cast.itemsize
+        return nbytes
+
     def zeros(self) -> Array:
         """Returns zero bytes for each device."""
         return np.zeros(self.count, np.int64)
