@@ -64,6 +64,7 @@ def capture(
 
     In the notation below, +0 is the first row of the weight that the operator reads (ops/contraction.py).
 
+    >>> from raddle import supervised
     >>> batch = torch.randn(8, 4), torch.randn(8, 2)
     >>> graph = capture(nn.Linear(4, 2), batch, supervised(nn.functional.mse_loss))
     >>> graph.ops[0].notation, graph.inputs, graph.batch

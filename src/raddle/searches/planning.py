@@ -59,8 +59,9 @@ def plan_for(
     on_progress: is called with progress reports (settings.OnProgress).
 
     >>> import raddle, torch
-    >>> x, y, loss = torch.randn(8, 4), torch.randn(8, 2), torch.nn.functional.mse_loss
-    >>> graph = raddle.capture(torch.nn.Linear(4, 2), [x], targets=[y], loss=loss)
+    >>> loss = raddle.supervised(torch.nn.functional.mse_loss)
+    >>> batch = torch.randn(8, 4), torch.randn(8, 2)
+    >>> graph = raddle.capture(torch.nn.Linear(4, 2), batch, loss)
     >>> plan = raddle.search(graph, raddle.cluster("local:2"), "data")
     >>> plan.devices, plan.sync
     (2, 'allreduce')

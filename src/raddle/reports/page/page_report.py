@@ -52,8 +52,9 @@ def report(
     The page opens with the first plan. `alternatives`: seconds to spend on other splits of its layers.
 
     >>> import os, raddle, tempfile, torch
-    >>> x, y, loss = torch.randn(8, 4), torch.randn(8, 2), torch.nn.functional.mse_loss
-    >>> graph = raddle.capture(torch.nn.Linear(4, 2), [x], targets=[y], loss=loss)
+    >>> loss = raddle.supervised(torch.nn.functional.mse_loss)
+    >>> batch = torch.randn(8, 4), torch.randn(8, 2)
+    >>> graph = raddle.capture(torch.nn.Linear(4, 2), batch, loss)
     >>> plans = [raddle.search(graph, raddle.cluster("local:2"), m) for m in ("data", "layerwise")]
     >>> path = os.path.join(tempfile.mkdtemp(), "plans.html")
     >>> raddle.report(graph, plans, path, alternatives=0)
