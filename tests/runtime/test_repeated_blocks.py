@@ -120,7 +120,7 @@ def trainer_of(model: nn.Module, backend: Any, *, microbatches: int = 1) -> Trai
     functions = CompiledFunctions(None if backend is None else "default", backend=backend)
     return Trainer(
         model, program_of(model, microbatches=microbatches), lambda p: torch.optim.SGD(p, lr=0.1),
-        join(place, None, HANG), place, loss=loss, functions=functions,
+        join(place, None, HANG), place, loss=supervised(loss), functions=functions,
     )  # fmt: skip
 
 

@@ -59,9 +59,9 @@ class Case:
         kind = getattr(torch.optim, self.optimizer)
         more = {"momentum": 0.9} if self.optimizer in ("SGD", "RMSprop") else {}
 
-        def made(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-            biases = [p for p in parameters if p.ndim == 1]
-            weights = [p for p in parameters if p.ndim != 1]
+        def made(pairs: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+            biases = [pair for pair in pairs if pair[1].ndim == 1]
+            weights = [pair for pair in pairs if pair[1].ndim != 1]
             return kind([{"params": weights}, {"params": biases, "lr": rate / 2}], lr=rate, **more)
 
         return made

@@ -61,12 +61,14 @@ def _pairs(setup: Setup, executor: Executor) -> Pairs:
     tiles: dict[str, list[nn.Parameter]] = {}
     for source, parameter in executor.updated_parameters():
         tiles.setdefault(source.name, []).append(parameter)
-    names = parameter_names(setup.model) or [""]  # torch refuses an optimizer without parameters
+    dims = {name: p.ndim for name, p in setup.model.named_parameters() if p.requires_grad}
+    dims = dims or {"": 1}  # torch refuses an optimizer without parameters
 
-    def empty() -> nn.Parameter:
-        return nn.Parameter(torch.empty(0, device=setup.place))
+    def empty(count: int) -> nn.Parameter:
+        # As many dimensions as the parameter has: groups are often made by them.
+        return nn.Parameter(torch.empty((0,) * count, device=setup.place))
 
-    return [(name, p) for name in names for p in tiles.get(name) or [empty()]]
+    return [(name, p) for name, n in dims.items() for p in tiles.get(name) or [empty(n)]]
 
 
 def rebuild(optimizer: Optimizer, named: Groups, pairs: Pairs) -> Optimizer:
