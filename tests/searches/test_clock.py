@@ -44,7 +44,7 @@ class CallClock:
 
 @pytest.fixture(scope="module")
 def warm() -> None:
-    """Imports modules and compiles functions, or loads them from numba's cache: these calls do not count."""
+    """Imports modules and compiles functions, or loads them from numba's cache: no search time."""
     for functions in jit_functions_of(METHODS):
         functions.warm_up()
     plan_and_predict(small("mlp-tiny")[1], cluster("h100:1x2"), "megatron")
