@@ -18,8 +18,9 @@ from small_models import small
 
 from raddle.clusters import cluster
 from raddle.errors import InputError, OutOfTime
+from raddle.searches.comparison import plan_and_predict
 from raddle.searches.planning import build_plan, run_method
-from raddle.searches.registry import METHODS
+from raddle.searches.registry import METHODS, jit_functions_of
 from raddle.searches.settings import Settings
 from raddle.searches.stopwatch import Clock, Stopwatch
 
@@ -41,8 +42,16 @@ class CallClock:
         self.calls += event in ("call", "c_call")
 
 
+@pytest.fixture(scope="module")
+def warm() -> None:
+    """Imports modules and compiles functions, or loads them from numba's cache: no search time."""
+    for functions in jit_functions_of(METHODS):
+        functions.warm_up()
+    plan_and_predict(small("mlp-tiny")[1], cluster("h100:1x2"), "megatron")
+
+
 @pytest.fixture
-def clock() -> Iterator[CallClock]:
+def clock(warm: None) -> Iterator[CallClock]:
     clock = CallClock()
     sys.setprofile(clock.count)
     yield clock

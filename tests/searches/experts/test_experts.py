@@ -19,6 +19,7 @@ from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.plans import plan_file
 from raddle.plans.notation import write_tiling
 from raddle.program.lower import lower
@@ -36,7 +37,7 @@ EXPERTS = ("fsdp", "zero2", "hsdp", "megatron", "context")
 @cache
 def captured(name: str) -> Graph:
     work = zoo.load(name)
-    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=name)
+    return capture(work.model, work.batch, work.loss, name=name)
 
 
 class GatedBlock(nn.Module):
@@ -58,7 +59,8 @@ def test_column_and_row_layers_are_found_from_the_structure() -> None:
     columns = {f"h.{i}.{name}" for i in (0, 1) for name in ("attn.c_attn", "mlp.c_fc")}
     assert roles.columns == columns | {"lm_head"}
     assert {"h.0.attn.attention", "h.1.mlp.gelu", "cross_entropy.lse"} <= roles.inside
-    graph = capture(GatedBlock().to("meta"), [torch.zeros(2, 3, 8, device="meta")], loss=torch.sum)
+    inputs = [torch.zeros(2, 3, 8, device="meta")]
+    graph = capture(GatedBlock().to("meta"), inputs, supervised(torch.sum, targets=0))
     gated = find_roles(graph)
     assert (gated.columns, gated.rows) == ({"gate", "up", "head"}, {"down"})
 
