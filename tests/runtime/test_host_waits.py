@@ -92,7 +92,7 @@ def test_a_step_of_every_model_waits_for_nothing(name: str) -> None:
         {"precision": "fp16", "make": lambda p: torch.optim.SGD(p, lr=0.1, fused=True)},
         {"precision": "fp16", "clip_norm": 0.1, "make": lambda p: torch.optim.AdamW(p, fused=True)},
     ],
-    ids=str,
+    ids=["clipped", "accumulated", "micro-batches", "bf16", "fp16", "fp16, clipped"],
 )
 def test_no_setting_makes_a_step_wait(case: dict[str, Any]) -> None:
     check(*trainer_of("gpt-tiny", **case))
