@@ -15,6 +15,7 @@ partitioning     filters and channels as hypergraphs        jit_warmup    functi
 costs            seconds of operators                       programs      instructions of a plan
 simulating       timelines of programs, and their metrics   explaining    why a plan is fast or slow
 training         a trainer, by a plan or without one        candidates    plans timed before training
+plan_for_job     the plan of a job that names none
 running          training with a plan                       launching     the torchrun command of a run
 verifying        a plan against the plain module            transports    messages between ranks
 defaults         defaults of verbs and the live page        live_page     data of the page of `raddle serve`

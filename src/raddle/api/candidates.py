@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 
@@ -42,6 +42,13 @@ CHOICE, SECONDS = "choice", "seconds_of_candidates"  # further keys of a stored 
 Candidates = dict[str, dict[str, Any]]  # name -> the content of a plan file
 
 
+class PlanChoices(TypedDict):
+    """What is decided before a plan is searched."""
+
+    optimizer: str
+    precision: str
+
+
 class Choice(NamedTuple):
     """The fastest candidate."""
 
@@ -52,25 +59,26 @@ class Choice(NamedTuple):
 
 def choose_plan(
     graph: Graph, target: Cluster, transport: Transport, place: torch.device,
-    build: Callable[[Plan], Trainer], optimizer: str, example: Any, budget: float,
+    build: Callable[[Plan], Trainer], choices: PlanChoices, settings: Mapping[str, Any],
+    *, example: Any, budget: float,
 ) -> Plan:  # fmt: skip
     """Returns the plan that all ranks use; rank 0 says in one sentence which it is.
 
-    build: makes a trainer by a plan. example: a batch; None: no steps are taken. budget: seconds of the
-    search.
+    build: makes a trainer by a plan. settings: of the trainer; a choice in the cache is for the same ones.
+    example: a batch; None: no steps are taken. budget: seconds of the search.
     """
 
     def exchange(value: Any) -> list[Any]:
         return exchange_objects(transport, place, value)
 
-    file = _cache_file(graph, target, place, optimizer, budget, example is not None)
+    file = _cache_file(graph, target, place, choices, settings, budget, example is not None)
     stored = exchange(_read(file) if transport.rank == 0 else None)[0]
     if stored is not None:
         choice, source = stored, "from the cache"
     else:
-        candidates = exchange(
-            _candidates_or_error(graph, target, optimizer, budget, transport.rank)
-        )[0]
+        candidates = exchange(_candidates_or_error(graph, target, choices, budget, transport.rank))[
+            0
+        ]
         if isinstance(candidates, str):
             raise InputError(candidates)
         choice, source = (
@@ -86,26 +94,26 @@ def choose_plan(
 
 
 def _candidates_or_error(
-    graph: Graph, target: Cluster, optimizer: str, budget: float, rank: int
+    graph: Graph, target: Cluster, choices: PlanChoices, budget: float, rank: int
 ) -> Candidates | str:
     """Returns the candidates on rank 0, or the reason why there is no plan; on other ranks nothing."""
     if rank:
         return {}
     try:
-        return _candidates(graph, target, optimizer, budget)
+        return _candidates(graph, target, choices, budget)
     except Exception as error:  # the other ranks wait for the plan
         return f"no plan was found ({error}): give plan=, or another cluster."
 
 
-def _candidates(graph: Graph, target: Cluster, optimizer: str, budget: float) -> Candidates:
+def _candidates(graph: Graph, target: Cluster, choices: PlanChoices, budget: float) -> Candidates:
     """Returns the content of the plan file of each candidate."""
     plans = {
-        REPLICATED: plan_for(graph, target, "data", optimizer=optimizer),
-        SHARDED: plan_for(graph, target, "data", sync="sharded:parameters", optimizer=optimizer),
+        REPLICATED: plan_for(graph, target, "data", **choices),
+        SHARDED: plan_for(graph, target, "data", sync="sharded:parameters", **choices),
     }
     with suppress(InputError):
         plans[SEARCHED] = plan_for(
-            graph, target, "auto", sync="allreduce", optimizer=optimizer, budget=budget
+            graph, target, "auto", sync="allreduce", **choices, budget=budget
         )
     # The steps of an asynchronous plan are not those of plain training.
     synchronous = {name: plan for name, plan in plans.items() if not is_asynchronous(plan)}
@@ -200,15 +208,16 @@ def _sentence(choice: Choice, ranks: int, source: str) -> str:
 
 
 def _cache_file(
-    graph: Graph, target: Cluster, place: torch.device, optimizer: str, budget: float, tuned: bool
-) -> Path:
+    graph: Graph, target: Cluster, place: torch.device, choices: PlanChoices,
+    settings: Mapping[str, Any], budget: float, tuned: bool,
+) -> Path:  # fmt: skip
     """Returns the file of a choice; its name is a hash of what the choice depends on."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     kind = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
     parts = (
         __version__, torch.__version__, graph.fingerprint(), target.fingerprint(), kind,
-        torch.get_num_threads(), optimizer, budget, tuned,
+        torch.get_num_threads(), sorted(choices.items()), sorted(settings.items()), budget, tuned,
     )  # fmt: skip
     name = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
     return folder / "raddle" / "plans" / f"{name}.json"

@@ -1,21 +1,16 @@
-"""Training by a plan, or without one: then a plan is made, and timed next to data parallelism.
+"""Training by a plan, or without one: then one is made for the ranks of this job (plan_for_job.py).
 
 `parallelize` is public as `raddle.parallelize`. The runtime (runtime/trainer.py) trains by the plan.
 """
 
 from __future__ import annotations
 
-import os
 import pathlib
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
-from raddle.api.candidates import choose_plan
-from raddle.clusters import Cluster, cluster
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.graph.supervised import Loss
@@ -26,8 +21,6 @@ from raddle.runtime import trainer as runtime
 from raddle.runtime.capture_batch import capture_batch
 from raddle.runtime.optimizer_size import state_elements
 from raddle.runtime.tile_optimizer import MakeOptimizer
-from raddle.searches.planning import plan_for
-from raddle.transport.base import Transport
 from raddle.transport.join import join
 
 __all__ = ["parallelize"]
@@ -82,15 +75,15 @@ def parallelize(
         place, settings.get("backend"), settings.get("timeout", 300.0)
     )
     try:
+        # Searches need packages that training by a plan does not need: numpy, numba and others.
+        from raddle.api.plan_for_job import plan_for_job
+
         graph = capture_batch(model, example, loss) if graph is None else graph
-        name = _optimizer_name(optimizer, model)
-        if transport.size == 1:
-            chosen = _alone(graph, name)
-        else:
-            build = _builder(model, optimizer, transport, loss, graph, settings)
-            target = _cluster(place, transport)
-            batch = example if tune else None
-            chosen = choose_plan(graph, target, transport, place, build, name, batch, budget)
+        batch = example if tune else None
+        chosen = plan_for_job(
+            graph, model, optimizer, transport, place, loss=loss, example=batch, budget=budget,
+            settings=settings,
+        )  # fmt: skip
     except BaseException as error:
         transport.fail(str(error))
         raise
@@ -125,49 +118,3 @@ def _check_state_size(
         f"the plan was made for '{planned}', whose state has {expected * size:,} bytes, and this "
         f"optimizer's has {actual * size:,} bytes: plan again with optimizer='{name}'."
     )
-
-
-def _optimizer_name(optimizer: MakeOptimizer, model: nn.Module) -> str:
-    """Returns the optimizer of a plan that has as much state as this one."""
-    elements = state_elements(optimizer, model)
-    names = (name for name, info in OPTIMIZERS.items() if info.state_elements == elements)
-    return next(names, "adam")
-
-
-def _alone(graph: Graph, optimizer: str) -> Plan:
-    """Returns the plan for one device, and prints how to use more."""
-    count = max(torch.cuda.device_count() if torch.cuda.is_available() else os.cpu_count() or 1, 2)
-    print(
-        "raddle: training on this device alone; for more: torchrun --nproc-per-node "
-        f"{count} {os.path.basename(sys.argv[0]) or 'train.py'}",
-        file=sys.stderr,
-    )
-    return plan_for(graph, cluster("local:1"), "data", optimizer=optimizer)
-
-
-def _cluster(place: torch.device, transport: Transport) -> Cluster:
-    """Returns a description of the ranks: a preset for their GPUs if there is one, else local ranks."""
-    ranks = transport.size
-    kind = torch.cuda.get_device_name(place).lower() if place.type == "cuda" else ""
-    preset = next((name for name in ("h200", "h100", "a100", "p100") if name in kind), None)
-    if preset is None:
-        return cluster(f"local:{ranks}")
-    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    nodes = max(ranks // per_node, 1)
-    return cluster(f"{preset}:{nodes}x{ranks // nodes}")
-
-
-def _builder(
-    model: nn.Module, optimizer: MakeOptimizer, transport: Transport, loss: Loss | None,
-    graph: Graph, settings: Mapping[str, Any],
-) -> Callable[[Plan], runtime.Trainer]:  # fmt: skip
-    """Returns a function that makes a trainer by a plan, with copies of the model's tensors."""
-    place = runtime.place_of(settings.get("device"))
-    of_trainer = {k: v for k, v in settings.items() if k not in ("device", "backend", "timeout")}
-
-    def build(plan: Plan) -> runtime.Trainer:
-        return runtime.make_trainer(
-            model, plan, optimizer, transport, place, loss=loss, graph=graph, **of_trainer
-        )
-
-    return build
