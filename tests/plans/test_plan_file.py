@@ -82,10 +82,10 @@ def damaged(**change: Any) -> str:
         (lambda: damaged(tiles={"fc1": "n/2 @0,9"}), "(no tiles for|on device 9)"),
         (lambda: damaged(dropout=0.1), "dropout is 0.1, not a text"),
         (lambda: damaged(dropout="none"), "dropout is 'none': choose one of native, exact"),
-        (lambda: damaged(order="first"), "order is 'first', not a list of numbers of slices"),
+        (lambda: damaged(order="first"), "order is 'first', not a list of numbers of bundles"),
         (lambda: damaged(order=[0, "1"]), "order is .*, not a list of numbers"),
         (lambda: damaged(order=[0, 2], sync="p3:collective"), "is no permutation of their numbers"),
-        (lambda: damaged(order=[0, 1]), "orders 2 sums of slices, and sync 'allreduce' has none"),
+        (lambda: damaged(order=[0, 1]), "orders 2 sums of bundles, and sync 'allreduce' has none"),
     ],
 )
 def test_refuses(text: Callable[[], str], reason: str, tmp_path: Path) -> None:

@@ -90,18 +90,21 @@ def test_tokens_have_one_width() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("B0 F0", "worker 0 waits with B0 for its own F0, which comes later: change"),
+        ("B0 F0", "worker 0 cannot start B0 before its own F0, which comes later: change"),
         (
             "F0 B0 F1 B1\nF0 B0 F1 B1\nF1 F0 B0 B1",
-            "worker 1 waits with B0 for B0 of worker 2, which waits with F1 for F1 of worker 1: change",
+            "worker 1 cannot start B0 before B0 of worker 2, which cannot start F1 before F1 of worker 1: "
+            "change",
         ),
         (
             "F1 B1 F0 B0\nF0 B0 F1 B1",
-            "worker 0 waits with B1 for B1 of worker 1, which waits with F0 for F0 of worker 0: change",
+            "worker 0 cannot start B1 before B1 of worker 1, which cannot start F0 before F0 of worker 0: "
+            "change",
         ),
         (
             "F0.0 B0.0\nF1.0 B1.0\nF1.0 after B0.0\nF0.0 after B1.0",
-            "worker 0 waits with F0.0 for B1.0 of worker 1, which waits with F1.0 for B0.0 of worker 0",
+            "worker 0 cannot start F0.0 before B1.0 of worker 1, "
+            "which cannot start F1.0 before B0.0 of worker 0",
         ),
         ("F0 B0 F1", "B1.0 is missing: the schedule has 1 stages and 2 micro-batches, so add B1.0"),
         ("F0 B0\nF0", "B0.1 is missing"),

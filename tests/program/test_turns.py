@@ -109,7 +109,7 @@ def test_slices_of_one_device_wait_for_nobody() -> None:
 
 
 def test_an_order_of_other_slices_is_refused() -> None:
-    with pytest.raises(InputError, match="orders 3 sums of slices, but its parameters have 5"):
+    with pytest.raises(InputError, match="orders 3 sums of bundles, but its parameters have 5"):
         data_parallel(order=(0, 1, 2))
     with pytest.raises(InputError, match="is no permutation of their numbers from 0 on"):
         data_parallel(order=(0, 1, 1, 2, 3))

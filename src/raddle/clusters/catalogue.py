@@ -137,7 +137,8 @@ _K80 = Preset(
 # The nodes of the thesis on hypergraph partitions (docs/papers.md), figure 5.1: two Xeon Platinum 8280 (28
 # cores, 2.7 GHz) per node. All else is Intel's data: two AVX-512 FMA units per core, 64 operations per
 # cycle in float32; six channels of DDR4-2933 per socket. The size of the memory is assumed (12 modules of
-# 16 GB).
+# 16 GB). The 8280 is a Cascade Lake; the presets are named after Skylake, the generation before it, which
+# has the same cores.
 _XEON_PEAK = 2 * 28 * 2.7e9 * 64 / T  # sockets × cores × Hz × FLOP per cycle, in TFLOP/s
 _XEON = Device(
     "2x8280",
@@ -201,11 +202,13 @@ _A100 = Preset(
 )
 
 # Measured on an H200 (bench/memory): cuDNN copies the input and the output of a convolution into another
-# memory layout, and cuBLAS and cuBLASLt each keep 32 MiB allocated. devices.WORKSPACE explains the keys.
-_HOPPER = {"conv": 1.0, "matmul": 64.0 * 2**20}
+# memory layout, and cuBLAS and cuBLASLt each keep 32 MiB allocated. So "conv" is 1.0 times the bytes of
+# the input and the output, and "matmul" is 64 MiB (devices.WORKSPACE).
+_HOPPER_WORKSPACE = {"conv": 1.0, "matmul": 64.0 * 2**20}
 
 # NVLink 4 through NVSwitch: 900 GB/s, half each way; NCCL counts 20.6 of a link's 25 GB/s. The switches
-# reduce. Of an NDR adapter, nccl-tests show 48 to 49 GB/s (bench/collectives has the sources).
+# add up the data of collectives (NVLS). Of an NDR adapter, nccl-tests show 48 to 49 GB/s (bench/collectives
+# has the sources).
 _NVLINK_4 = Link(450 * GB, 5e-6, efficiency=0.824)
 _NDR = Network(400 * GBIT, 5e-6, per_device=True, efficiency=0.97)
 _NVLS = Collectives(Library.NCCL, nvls=True)
@@ -217,7 +220,7 @@ _H100 = Preset(
     # H100 SXM5 data sheet: 67 (float64, tensor cores), 67, 989 and (TF32) 494.5 TFLOP/s; 80 GB of HBM3,
     # 3.35 TB/s. For tensor cores it states twice as much, with sparsity.
     device=replace(
-        _device("h100", _flops(67, 67, 989, 989, tf32=494.5), 80, 3350), workspace=_HOPPER
+        _device("h100", _flops(67, 67, 989, 989, tf32=494.5), 80, 3350), workspace=_HOPPER_WORKSPACE
     ),
     link=_NVLINK_4,
     network=_NDR,  # DGX H100: NDR InfiniBand for each GPU
@@ -247,7 +250,7 @@ _H200 = Preset(
     device=replace(
         _device("h200", _flops(67, 67, 989, 989, tf32=494.5), 141, 4800),
         efficiency={"matmul": 0.65, "conv": 0.6, "attention": 0.4, "memory": 0.85},
-        workspace=_HOPPER,
+        workspace=_HOPPER_WORKSPACE,
     ),
     link=_NVLINK_4,
     network=_NDR,  # DGX H200: NDR InfiniBand for each GPU

@@ -152,7 +152,7 @@ class _Translation:
         outputs = [value.name for value in results]
         updates = {b: self._as_op_output(value).name for b, value in self.memory.updates.items()}
         states = [*self.model.named_parameters(), *self.model.named_buffers()]
-        # lifted_constants, below: tensors that the code uses directly (placeholders.py)
+        # lifted_constants, below: tensors that the module uses, but has not registered (placeholders.py)
         trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
         refuse_shared_memory(states, self.placeholders.lifted_constants, trained | set(updates))
         wanted = {*outputs, *metrics.values(), *updates.values(), *([loss] if loss else [])}

@@ -1,9 +1,10 @@
 """Evaluates constant values while a graph is built.
 
-A value is constant here if it depends on no input, parameter, buffer or random number, nor on a tensor that
-the code uses directly. Libraries compute attention masks and positions from `arange` and `full`. Such a
-value is the same in every step. A translator of an ATen call may look at its elements and choose a better
-operator, such as causal attention in place of attention with a mask.
+A value is constant here if operators compute it from numbers alone: from no input, parameter, buffer or
+random number, nor from a tensor that the module uses without having registered it as a parameter or buffer
+(role "constant" in graph.py). Libraries compute attention masks and positions in this way, from `arange`
+and `full`. Such a value is the same in every step. A translator of an ATen call may look at its elements
+and choose a better operator, such as causal attention in place of attention with a mask.
 """
 
 from __future__ import annotations

@@ -113,7 +113,10 @@ class Placeholders:
         self.memory.put_state(node, self.builder.values[name])
 
     def add_constant(self, target: str, tensor: Tensor) -> Value:
-        """Adds a copy of a tensor that the code uses directly; target: its name in the program."""
+        """Adds a copy of a tensor that the module uses, but has not registered as a parameter or buffer.
+
+        target: its name in the program.
+        """
         name = self.builder.reserve(f"constant.{target.removeprefix('model.')}")
         self.constants[name] = tensor.detach().clone()
         self.lifted_constants.append((name, tensor))

@@ -36,12 +36,12 @@ class Plan:
     dropout: attention with dropout is computed by PyTorch's fused kernel, whose masks depend on the plan
     (`native`), or step by step with masks that do not (`exact`). All other dropout is exact.
 
-    order: with sync `p3:collective`, which all-reduces slices (ranges of rows) of parameters, or bundles of
-    small slices: the numbers of all of these (program/parameter_slices.py numbers them), in the order in
-    which their all-reduces start on every device. If it is empty, each starts when its gradient is ready.
+    order: with sync `p3:collective`, which all-reduces bundles of slices (ranges of rows) of parameters:
+    the numbers of all bundles (program/parameter_slices.py numbers them), in the order in which their
+    all-reduces start on every device. If it is empty, each starts when its gradients are ready.
 
-    sums: by operator with partial results, the devices that sum them, written as a tiling of the operator.
-    If an operator is not there, its output is divided among the devices that have partial results.
+    sums: by operator with partial results, the devices that add them, written as a tiling of the operator.
+    If an operator is not there, program/merges.py chooses the devices.
 
     A pipeline has `stages` and a `schedule`: a name from plans/schedules/, or rows of actions as text; ""
     runs one micro-batch after the other. Each row is a worker. A stage that several rows run has a replica

@@ -62,6 +62,7 @@ def to_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
         "workers": [list(worker) for worker in plan.workers],
         "order": list(plan.order),
         "tiles": {op.name: write_tiling(op, plan.tiles[op.name]) for op in graph.ops},
+        # Where the partial results of an operator are added, if the plan says so; written like its tiles.
         "sums": {
             op.name: write_tiling(op, plan.sums[op.name])
             for op in graph.ops
@@ -103,7 +104,7 @@ def _defects(data: dict[str, Any]) -> Iterator[str]:
     if not _is_list_of_lists(data.get("workers", []), int):
         yield f"workers is {short(data['workers'])}, not a list of lists of devices"
     if not _is_list_of_lists([data.get("order", [])], int):
-        yield f"order is {short(data['order'])}, not a list of numbers of slices"
+        yield f"order is {short(data['order'])}, not a list of numbers of bundles"
     for name in ("schedule", "dropout", "precision"):
         if not isinstance(data.get(name, ""), str):
             yield f"{name} is {short(data[name])}, not a text"
@@ -126,7 +127,7 @@ def _defects(data: dict[str, Any]) -> Iterator[str]:
     yield from _prediction_defects(data["predicted"])
     for name, text in (*data["tiles"].items(), *data.get("sums", {}).items()):
         if not isinstance(text, str):
-            yield f"the tiles of {quote(name)} are {short(text)}, not a text"
+            yield f"the tiling of {quote(name)} is {short(text)}, not a text"
 
 
 def _prediction_defects(predicted: dict[str, Any]) -> Iterator[str]:

@@ -306,7 +306,7 @@ def _deadlock_message(
             else f"its own {need}, which comes later"
         )
         who = "which" if sentences else f"worker {w}"
-        sentences.append(f"{who} waits with {_token(schedule, blocked)} for {what}")
+        sentences.append(f"{who} cannot start {_token(schedule, blocked)} before {what}")
     return ", ".join(sentences) + ": change the order of a row."
 
 

@@ -117,19 +117,19 @@ def _difference(plan: Plan, graph: Graph) -> str:
 
 
 def _validate_order(plan: Plan) -> None:
-    """Raises InputError unless `plan.order`, the order of the all-reduces of slices, is a permutation.
+    """Raises InputError unless `plan.order`, the order of the all-reduces of bundles, is a permutation.
 
     Lowering checks its length (program/parameter_slices.py).
     """
     if plan.order and not plan.parsed_sync.collective:
         raise InputError(
-            f"the plan orders {len(plan.order)} sums of slices, and sync {quote(plan.sync)} has none: "
+            f"the plan orders {len(plan.order)} sums of bundles, and sync {quote(plan.sync)} has none: "
             "leave the order out, or use p3:collective."
         )
     if sorted(plan.order) != list(range(len(plan.order))):
         raise InputError(
             f"the plan's order of {len(plan.order)} sums is no permutation of their numbers from 0 on: "
-            "name each slice once, or leave the order out."
+            "name each bundle once, or leave the order out."
         )
 
 

@@ -5,7 +5,8 @@ devices (autocast_mode.h of PyTorch), applied to raddle's operators:
 
     low       products and recurrent cells: floating-point operands are cast to bfloat16 or float16
     float32   losses, norms, softmax, exponentials, powers, sums: operands are cast to float32
-    others    compute in the dtype of their operands; of several, in the widest (type promotion)
+    others    compute in the dtype of their operands; of several, in the widest (type promotion), but a
+              norm or a pool in the dtype of its first operand
 
 Norms, softmax and cross entropy are decomposed; their statistics are always float32. A batch norm returns
 the dtype of its input; layer norm, group norm, RMS norm and softmax return float32. Float64 is never cast.
@@ -151,7 +152,11 @@ class _OutputDtypes:
         return self.seen[key]
 
     def _operand_dtype(self, operand: Value, cast: torch.dtype | None) -> torch.dtype:
-        """Returns the dtype in which an operator reads an operand; pure: a run casts the inputs."""
+        """Returns the dtype in which an operator reads an operand.
+
+        With bf16:pure, a run casts float32 inputs of the module to bfloat16; their dtype in the graph stays
+        float32.
+        """
         if operand.role == "input":
             return cast_dtype(self.precision.parameter_dtype(operand.dtype), cast)
         return cast_dtype(operand.dtype, cast)
@@ -170,7 +175,8 @@ class _OutputDtypes:
 def _widest_or_first(op: Op, dtypes: Sequence[torch.dtype]) -> torch.dtype | None:
     """Returns the dtype that follows from those of floating-point operands; None: there are none.
 
-    Of a norm or a pool, the first operand decides: its scale and its statistics may be wider.
+    A concatenation (cat) has the widest of them. Every other kind that comes here has that of its first
+    operand: the other operands of a norm, its scale and its statistics, may be wider.
     """
     floating = [t for t in dtypes if t.is_floating_point]
     if op.kind == "cat":

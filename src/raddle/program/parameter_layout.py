@@ -37,7 +37,7 @@ class ParameterLayout:
 
     @cached_property
     def trainable(self) -> list[str]:
-        """The names of the parameters that have a gradient. Their places here are their numbers."""
+        """The names of the parameters that have a gradient; a parameter's number is its index here."""
         values = self.graph.values
         # `contributors` has, by value with a gradient, the operators whose backward adds to this gradient.
         return [n for n in self.lowered[0].contributors if values[n].role == "parameter"]

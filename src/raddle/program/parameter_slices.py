@@ -114,7 +114,7 @@ def check_order(order: Sequence[int], bundles: Sequence[Bundle]) -> None:
     """
     if order and len(order) != len(bundles):
         raise InputError(
-            f"the plan orders {len(order)} sums of slices, but its parameters have {len(bundles)}: plan "
+            f"the plan orders {len(order)} sums of bundles, but its parameters have {len(bundles)}: plan "
             "again, or leave the order out."
         )
 

@@ -14,8 +14,9 @@ The runtime executes a segment as one piece, forward and backward. The operators
   would compute gradients of activations again);
 - if they are compiled, at the borders of large repeated blocks (repeated_blocks.py), so that equal blocks
   are compiled once;
-- in a `threaded` plan (several steps at once), wherever any device communicates, so that no update happens
-  inside a segment.
+- in a `threaded` plan (several steps at once), wherever any device communicates. There the order may place
+  instructions of another step (threaded_order.py), such as an update of the parameters. A segment runs as
+  one piece, so no such place may be inside.
 
 A composite, such as a batch norm of several operators, is not cut to sum the gradients of its parameters:
 they are sent after the whole composite, so that it can stay one fused call.
@@ -152,7 +153,11 @@ def _pushes_slice(program: Program, i: Instruction) -> bool:
 def _cuts_of_all_devices(
     program: Program, instructions: Sequence[tuple[int, Instruction]], device_ops: list[Op]
 ) -> set[int]:
-    """Returns the cuts that communication of all devices makes: after each sender, before each receiver."""
+    """Returns the cuts of a threaded plan: where any device communicates (module docstring).
+
+    They are after each operator that a move, merge, reduce or update waits for, and before each operator
+    that waits for one of these.
+    """
     op_number = {op.name: number for number, op in enumerate(program.graph.ops)}
     # By operator of the device, its number in the graph.
     device_op_numbers = [op_number[op.name] for op in device_ops]

@@ -1,9 +1,10 @@
-"""Starts the sums of slices in a given order, although their gradients are completed in another.
+"""Starts the sums of bundles in a given order, although their gradients are completed in another.
 
-Where slices are summed in bundles (bundle.py), a number below is that of a bundle.
+A bundle consists of slices of parameters that are summed together (bundle.py); raddle.sync calls it an
+item.
 
-All ranks have to start their all-reduces in the same order. So a slice whose gradient is complete waits
-until all slices before it have been started. With the order 2 0 1, first 0 is complete, then 1 and 2:
+All ranks have to start their all-reduces in the same order. So a bundle whose gradients are complete waits
+until all bundles before it have been started. With the order 2 0 1, first 0 is complete, then 1 and 2:
 
     complete   0    -> start: nothing
     complete   1 2  -> start: 2 0 1
@@ -15,14 +16,14 @@ from collections.abc import Iterable, Sequence
 
 
 class Turns:
-    """The slices that wait for their turn. Without an order, each starts as soon as it is complete."""
+    """The bundles that wait for their turn. Without an order, each starts as soon as it is complete."""
 
     def __init__(self, order: Sequence[int] = ()) -> None:
         self._order, self._next = order, 0
         self._complete: dict[int, None] = {}  # complete and not started; a set that keeps its order
 
     def complete(self, numbers: Iterable[int]) -> list[int]:
-        """Adds slices whose gradients are complete; returns the slices to start now, in order."""
+        """Adds bundles whose gradients are complete; returns the bundles to start now, in order."""
         if not self._order:
             return list(numbers)
         self._complete.update(dict.fromkeys(numbers))
@@ -35,5 +36,5 @@ class Turns:
 
     @property
     def waiting(self) -> list[int]:
-        """The slices that are complete and not started."""
+        """The bundles that are complete and not started."""
         return list(self._complete)

@@ -33,7 +33,8 @@ from raddle.runtime.step_result import StepResult
 class Evaluation:
     """Runs a step in evaluation mode, with the parameters and buffers of the training executor.
 
-    step: the module with a loss or alone, and with a batch; other batches have the same shapes.
+    step: the module with an example batch, and with its loss if there is one. Every batch that is run later
+    must have the shapes of the example.
     """
 
     def __init__(

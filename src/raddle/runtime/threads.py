@@ -133,7 +133,10 @@ class _Rank:
         self.executor.synchronize()
 
     def _feed(self, step: int, source: SlotSource) -> Tensor:
-        """Returns the inputs of a slot, cut from the full micro-batch. step: the first step of the run."""
+        """Returns the inputs of a slot, cut from the full micro-batch.
+
+        step: the step at which this call of the executor begins; `key.step` counts from it.
+        """
         key = source.key
         tensor = self.batches(Key(step + key.step, key.micro_batch))[source.name]
         return tensor[_index_of(self.program, source)]

@@ -213,8 +213,8 @@ def _precision_notes(plan: Plan) -> list[str]:
     if plan.precision == DEFAULT:
         return []
     return [
-        f"precision: {plan.precision} was not compared: both trainings compute in float64, which no "
-        "precision casts, and bytes are those of float64."
+        f"precision: {plan.precision} was not compared: both trainings compute in float64, on which "
+        "a precision has no effect, and bytes are those of float64."
     ]
 
 

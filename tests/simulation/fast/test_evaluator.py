@@ -136,7 +136,7 @@ def test_every_field_of_a_plan_is_timed_described_or_refused(field: Field[Any]) 
     other = {int: 2, bool: True, str: "gpipe", tuple: (0,), dict: {"a": 1}}[type(default)]
     reason = unsupported(replace(plan, **{field.name: other}))
     assert reason is not None
-    with pytest.raises(InputError, match="sums of slices" if field.name == "order" else reason):
+    with pytest.raises(InputError, match="sums of bundles" if field.name == "order" else reason):
         Evaluator(graph, on, replace(plan, **{field.name: other}))
 
 

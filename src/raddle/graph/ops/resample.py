@@ -83,7 +83,10 @@ declare(
 
 
 def _nearest_2d(size: int, out: int, scale: float | None) -> Taps:
-    """Returns the taps for 2 dimensions, where torch ignores the scale if the size stays or doubles."""
+    """Returns the taps along one dimension of upsample_nearest2d.
+
+    There torch ignores the scale of a dimension whose size stays the same or doubles.
+    """
     return _nearest_taps(size, out, None if out in (size, 2 * size) else scale, exact=False)
 
 

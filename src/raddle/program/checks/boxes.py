@@ -27,7 +27,10 @@ def boxes_by_holder(regions: Iterable[ParameterRegion]) -> dict[int, list[Box]]:
 
 
 def boxes_by_path(messages: Iterable[Message]) -> dict[tuple[int, int, int], list[Box]]:
-    """Returns the boxes of messages by path: (source, target, part); part: a tile's number or -1."""
+    """Returns the boxes of messages by path: (source, target, part).
+
+    part: the number of the tile that computed the partial results; -1: the message has complete results.
+    """
     boxes_by_path: dict[tuple[int, int, int], list[Box]] = {}
     for m in messages:
         boxes_by_path.setdefault((m.source, m.target, m.part), []).extend(m.boxes)

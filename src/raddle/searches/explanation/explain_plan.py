@@ -272,11 +272,12 @@ def _subject_and_activity(instruction: Instruction) -> tuple[str, str]:
 def _search_record(plan: Plan, cluster: Cluster) -> dict[str, Any] | None:
     """Return what a search wrote into the plan file, or None if no search did.
 
-    A candidate is a whole plan that the search timed or simulated. `start`: the name of the candidate that
-    led to the plan; `stopped`: why the search ended; `proposals`: how many moves its Markov chains
-    proposed; `tried`: the candidates; `searched_as`: how their settings differ from those of the plan, such
-    as "sync allreduce in place of p3". A user may have edited the file, so entries of other types than a
-    search writes are left out.
+    A candidate is a whole plan that the search *timed* (it predicted the time of a single step) or
+    *simulated* (several steps, with their memory). `start`: the name of the candidate that led to the plan;
+    `stopped`: why the search ended; `proposals`: how many moves its Markov chains proposed; `tried`: the
+    candidates; `searched_as`: how their settings differ from those of the plan, such as "sync allreduce in
+    place of p3". A user may have edited the file, so entries of other types than a search writes are left
+    out.
     """
     predicted = plan.predicted
     start, stopped = predicted.get("start"), predicted.get("stopped")
@@ -312,7 +313,7 @@ def _candidate_row(row: Mapping[str, Any], start: str, best: Any) -> dict[str, A
     """Return a candidate of the search with its relative difference from the plan's predicted step.
 
     start: name of the candidate that became the plan (`taken`); best: predicted milliseconds of the plan.
-    The time of a candidate that was not simulated is that of a single step.
+    `step_ms` of a candidate that was timed and not simulated is the time of a single step.
     """
     peak = row.get("peak_bytes")
     return {

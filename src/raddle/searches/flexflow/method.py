@@ -5,11 +5,12 @@ is False, summed dimensions may be split. Parts may be on any devices, so that o
 time. Several chains start from data parallelism, OptCNN's optima, expert plans (searches/starts.py) and a
 random plan.
 
-Differs from the paper: all operators of a group share a configuration (groups.py); the tiles of an operator
-are on different devices; besides uniform moves there are guided ones, such as copying the configuration of
-a neighbouring group (moves.py); the simulation of a proposal stops as soon as its rejection is certain, so
-the chain accepts and rejects the same proposals as with full simulations (chain.py). With
-`guided=0` and the starts "data" and "random" it is the paper's search.
+The search differs from the paper's in four points: all operators of a group share a configuration
+(groups.py); the tiles of an operator are on different devices; besides uniform moves there are guided ones,
+such as copying the configuration of a neighbouring group (moves.py); the simulation of a proposal stops as
+soon as its rejection is certain, so the chain accepts and rejects the same proposals as with full
+simulations (chain.py). With `guided=0` and only the starts "data" and "random", the first two differences
+remain; the fourth only saves time.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def flexflow(
     """
     clock = settings.running_clock
     space = PlanSpace(graph, cluster, settings)
-    # with_pins: replaces the tiles that the user fixed
+    # with_pins: puts the tiles that the user fixed in place of those of the start
     tiles_by_start = {name: space.with_pins(tiles) for name, tiles in starts.items()}
     if random_too:
         tiles_by_start["random"] = random_start(space, settings.seed)

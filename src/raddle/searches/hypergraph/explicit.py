@@ -16,7 +16,9 @@ vertices follow, again layer by layer.
 
 A map consists of *pieces*: the units of one layer, then those of the next, as a concatenation puts them. A
 *dense* reader of a map is a layer, whose filters read all units of the map. An *elementwise* reader is an
-operator such as an add, whose unit i reads only unit i of the map (network.py).
+operator such as an add, whose unit i reads only unit i of the map. It has no filters itself, so it is given
+by the pieces of the input that it follows: its unit i is computed where unit i of these pieces is
+(network.py).
 """
 
 # l, t: layers; j: filter; k: channel of its input; v: map; p: piece of a map

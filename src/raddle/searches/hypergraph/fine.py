@@ -54,7 +54,9 @@ ROUNDS = 4  # after each, half of the candidates are dropped
 CHUNK = 1 << 14  # moves between two looks at the clock
 HOT = 0.02  # first temperature, as a fraction of the average volume of a part
 COLD = 0.0002  # last temperature, likewise
-PRICE = 3.0  # of an overload by one part's capacity, in average volumes of a part
+# The price of overload: an overload as large as the capacity of one part counts as this many times the
+# average volume of a part. It rises during an annealing run.
+PRICE = 3.0
 
 
 class FineSolution(NamedTuple):

@@ -6,10 +6,13 @@ only few different ranges over all configurations of the producer. For each such
 needed ranges of all configurations of the reader are computed once: an array over j, called a row. A box of
 a device or node has one row in each dimension. Overlaps of boxes are then products of rows, and the
 innermost loops run over j.
+
+On large clusters the arrays have only a sample of the devices (transfers.sampled_devices): all devices of
+some of the nodes.
 """
 
 # i: configuration of the producer's group, j: of the reader's group, x: of either, d: sampled device,
-# a: node, r: dimension of the value, k: a box of a node, u: number of a row
+# a: node with sampled devices, r: dimension of the value, k: a box of a node, u: number of a row
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class Ledger:
         return np.where(first < NEVER, np.maximum(flight.end, first), flight.end)
 
     def parameter_bytes(self, name: str) -> Array:
-        """Returns by device the bytes of a parameter that it holds, and of its gradient."""
+        """Returns by device the bytes of a parameter that it holds; its gradient has as many."""
         nbytes = np.zeros(len(self.devices), np.int64)
         for region in self.program.regions[name]:
             width = held_element_bytes(self.program, name)
