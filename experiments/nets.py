@@ -6,6 +6,7 @@ The zoo loads each function by its file and name: zoo.load(spec("vgg19"), batch=
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +24,21 @@ from raddle.api.networks import (
     text,
     token_loss,
 )
+from raddle.graph.supervised import Supervised, supervised
 
-# module, inputs, targets, loss. `images(channels, side, classes)(batch)` makes inputs and targets.
+# `images(channels, side, classes)(batch)` makes inputs and targets.
 # VGG: `widths` are the channels of its five stages, `hidden` the features of its linear layers, `pool` the
 # height and width in pixels that the classifier gets. RESNET50, VGG19: numbers of blocks, layers by stage.
-Task = tuple[nn.Module, tuple[Tensor, ...], tuple[Tensor, ...], Callable[..., Tensor]]
 CLASSES = 100
 SIDE = 96  # of an image, in pixels
+
+
+class Task(NamedTuple):
+    """A model to train with one batch, as the zoo expects it of a function in a file."""
+
+    model: nn.Module
+    batch: tuple[Tensor, ...]  # the inputs and the target
+    loss: Supervised
 
 
 def spec(name: str) -> str:
@@ -43,20 +52,20 @@ def vgg19(batch: int = 20) -> Task:
     One tensor has 73 % of the parameters; in the original it has 71.5 %.
     """
     model = VGG(VGG19, widths=(16, 32, 64, 128, 128), hidden=1024, classes=CLASSES, dropout=0.0)
-    return model, *images(3, SIDE, CLASSES)(batch), class_loss
+    return _task(model, images(3, SIDE, CLASSES)(batch), class_loss)
 
 
 def resnet50(batch: int = 16) -> Task:
     """Returns ResNet-50, three eighths as wide: 161 parameter tensors, all of them small."""
     model = ResNet(RESNET50, width=24, classes=CLASSES)
-    return model, *images(3, SIDE, CLASSES)(batch), class_loss
+    return _task(model, images(3, SIDE, CLASSES)(batch), class_loss)
 
 
 def inception(batch: int = 8) -> Task:
     """Returns Inception-v3, a quarter as wide: 292 parameter tensors, with those of the auxiliary head."""
     # auxiliary head: window and stride of its pooling, kernel size of its convolution
     model = Inception3(shrink=4, auxiliary=(3, 2, 3), classes=CLASSES, dropout=0.0)
-    return model, *images(3, 139, CLASSES)(batch), class_loss_with_auxiliary
+    return _task(model, images(3, 139, CLASSES)(batch), class_loss_with_auxiliary)
 
 
 def lstm(batch: int = 16) -> Task:
@@ -65,7 +74,7 @@ def lstm(batch: int = 16) -> Task:
     The embedding is used first in a forward. There are 4000 words, and sentences of 12 words.
     """
     model = LanguageModel(vocabulary=4000, hidden=384, layers=2, dropout=0.0)
-    return model, *text(4000, 12)(batch), token_loss
+    return _task(model, text(4000, 12)(batch), token_loss)
 
 
 def small(batch: int = 8) -> Task:
@@ -73,7 +82,7 @@ def small(batch: int = 8) -> Task:
     model = VGG(
         VGG19, widths=(16, 32, 64, 128, 128), hidden=512, classes=CLASSES, dropout=0.0, pool=3
     )
-    return model, *images(3, 32, CLASSES)(batch), class_loss
+    return _task(model, images(3, 32, CLASSES)(batch), class_loss)
 
 
 def alexnet(batch: int = 32) -> Task:
@@ -87,7 +96,17 @@ def alexnet(batch: int = 32) -> Task:
         nn.Linear(128 * 36, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(),
         nn.Linear(2048, CLASSES),
     )  # fmt: skip
-    return model, *images(3, 160, CLASSES)(batch), class_loss
+    return _task(model, images(3, 160, CLASSES)(batch), class_loss)
+
+
+def _task(
+    model: nn.Module,
+    batch: tuple[tuple[Tensor, ...], tuple[Tensor, ...]],
+    criterion: Callable[..., Tensor],
+) -> Task:
+    """Returns a task; batch: inputs and targets."""
+    inputs, targets = batch
+    return Task(model, (*inputs, *targets), supervised(criterion))
 
 
 def parameter_sizes(model: nn.Module) -> list[int]:
@@ -99,4 +118,4 @@ def build_on_meta(name: str) -> nn.Module:
     """Builds a network of this file on the meta device: shapes only, no memory."""
     with torch.device("meta"):
         task: Task = globals()[name](batch=2)
-    return task[0]
+    return task.model

@@ -56,12 +56,8 @@ class Bench:
         self.request = request
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.task = task(request["model"], request["batch"])
-        example = (self.task.inputs, self.task.targets)
         self.graph = capture(
-            self.task.model,
-            (*example[0], *example[1]),
-            raddle.supervised(self.task.loss, targets=len(example[1])),
-            name=request["model"],
+            self.task.model, self.task.batch, self.task.loss, name=request["model"]
         )
         self.trainers: dict[str, Trainer] = {}
         # The choice of `auto`: sync kind and bytes of a bucket.
@@ -143,12 +139,12 @@ class Bench:
             model,
             sgd,
             plan=plan,
-            loss=raddle.supervised(self.task.loss),
+            loss=self.task.loss,
             graph=self.graph,
             device="cpu",
         )
         self.trainers[kind] = trainer
-        part = trainer.part((*self.task.inputs, *self.task.targets))
+        part = trainer.part(self.task.batch)
         return lambda: void(trainer.step(part))
 
     def _plan(self, sync: str) -> Plan:
@@ -173,13 +169,11 @@ class Bench:
     def _plain(self, module: nn.Module) -> Callable[[], None]:
         """Return a plain PyTorch training step on this rank's part of the batch."""
         optimizer = sgd(module.parameters())
-        inputs, targets = (
-            t.chunk(self.size)[self.rank] for t in (*self.task.inputs, *self.task.targets)
-        )
+        part = [t.chunk(self.size)[self.rank] for t in self.task.batch]
 
         def step() -> None:
             optimizer.zero_grad()
-            loss = self.task.loss(module(inputs), targets)
+            loss = self.task.loss(module, part)
             loss.backward()
             optimizer.step()
             float(loss.detach())

@@ -19,7 +19,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))  # the expe
 from models import task
 
 from experiments.links import lab_cluster
-from raddle import supervised
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.capture import capture
@@ -92,11 +91,7 @@ def predicted(
 ) -> dict[str, float]:
     """Return the simulated seconds of a step by sync kind, with the measured operators and link."""
     given = task(chosen.model, chosen.batch)
-    graph = capture(
-        given.model,
-        (*given.inputs, *given.targets),
-        supervised(given.loss, targets=len(given.targets)),
-    )
+    graph = capture(given.model, given.batch, given.loss)
     on = lab_cluster(chosen.hosts, **measured["link"])
     planned = lab_cluster(chosen.hosts, measured["bytes_per_s"])
     seconds_by_kind = {}

@@ -56,7 +56,7 @@ def test_a_net_is_loaded_by_its_path_at_any_side_and_width() -> None:
     work = load_model(nets.spec("resnet110", 48, width_divisor=4), batch=3)
     assert work.batch[0].shape == (3, 3, 48, 48)
     assert next(work.model.parameters()).shape[0] == 16 // 4
-    mask = load_model(nets.spec("unet", 64, width_divisor=16), batch=2).targets[0]
+    mask = load_model(nets.spec("unet", 64, width_divisor=16), batch=2).batch[1]
     assert mask.shape == (2, 64, 64)
     with pytest.raises(AttributeError, match="net_divisor_side"):
         nets.__getattr__("vgg_1_64")

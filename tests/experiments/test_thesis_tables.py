@@ -15,6 +15,7 @@ from experiments.thesis.printed_epoch import EPOCH_DATA, EPOCH_HYPERGRAPH
 from experiments.thesis.simulated import SERVERS, crossover
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
+from raddle.graph.supervised import supervised
 from raddle.searches.hypergraph.partitioner import Partitioner, PartitionRequest
 
 VGG16 = 138_357_544  # parameters, its Table 5.13
@@ -24,8 +25,8 @@ VGG16 = 138_357_544  # parameters, its Table 5.13
 def chain() -> Graph:
     layers = [nn.Linear(8, 6), nn.Linear(6, 4), nn.Linear(4, 2)]
     model = nn.Sequential(*layers).to("meta")
-    inputs = [torch.zeros(4, 8, device="meta")]
-    return capture(model, inputs, loss=lambda y: y.sum(), name="chain")
+    batch = (torch.zeros(4, 8, device="meta"),)
+    return capture(model, batch, supervised(lambda y: y.sum(), targets=0), name="chain")
 
 
 @pytest.mark.parametrize("rows", [*printed.ALL, *printed.COARSE_BOUNDED, *printed.FINE_BOUNDED])
