@@ -83,14 +83,14 @@ else:
     y = x.roll(-1, 1)
 if not options.autocast:
     model, x = model.double(), x.double() if x.is_floating_point() else x
-autocast = torch.bfloat16 if options.autocast else None
+precision = "bf16" if options.autocast else None
 train = DataLoader(TensorDataset(x[:48], y[:48]), batch_size=16, shuffle=True)
 valid = DataLoader(TensorDataset(x[48:], y[48:]), batch_size=12)
 optimizer = torch.optim.AdamW(weight_decay_groups(model), lr=0.01)
 file, start = os.path.join(options.folder, "plain.pt"), 0
 
 if not options.plain:
-    trainer = raddle.parallelize(model, optimizer, loss=loss, example=(x[:16], y[:16]), clip_norm=1.0, autocast=autocast, budget=2, tune=False)  # fmt: skip  # noqa: E501  # +
+    trainer = raddle.parallelize(model, optimizer, loss=loss, example=(x[:16], y[:16]), clip_norm=1.0, precision=precision, budget=2, tune=False)  # fmt: skip  # noqa: E501  # +
     optimizer = trainer.optimizer  # +
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
 if options.folder and os.path.exists(os.path.join(options.folder, "checkpoint.safetensors")):
