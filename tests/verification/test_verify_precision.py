@@ -99,12 +99,13 @@ class Logits(nn.Module):
     def forward(self, ids):
         return self.llama(input_ids=ids).logits
 
-def loss(y, targets):
-    return nn.functional.cross_entropy(y.flatten(0, 1), targets.flatten())
+def loss(model, batch):
+    ids, targets = batch
+    return nn.functional.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
 
 def build(batch=4):
     ids = torch.randint(0, 23, (batch, 6))
-    return Logits(), (ids[:, :-1],), (ids[:, 1:].contiguous(),), loss
+    return Logits(), (ids[:, :-1], ids[:, 1:].contiguous()), loss
 """
 
 
