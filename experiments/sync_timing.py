@@ -154,9 +154,12 @@ def predict(measurement: LabMeasurement) -> list[dict[str, float]]:
 def data_parallel_plan(graph: Graph, ranks: int, variant: SyncVariant) -> Plan:
     """Returns the data-parallel plan of a variant; for torch's DDP the plan that does the same.
 
-    Its tiles do not depend on the bandwidth (here 1e8 bytes/s). Batch norm is local, as with DDP.
+    Its tiles do not depend on the bandwidth (here 1e8 bytes/s). Batch norm is local, as with DDP. The
+    optimizer is that of the ranks, `sgd` of timing_rank.py.
     """
-    plan = plan_for(graph, lab_cluster(ranks, 1e8), "data", bn="local", sync=variant.sync)
+    plan = plan_for(
+        graph, lab_cluster(ranks, 1e8), "data", bn="local", sync=variant.sync, optimizer="momentum"
+    )
     return replace(plan, bucket=variant.bucket)
 
 

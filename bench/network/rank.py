@@ -81,7 +81,7 @@ def measure(folder: pathlib.Path, batch: int, rounds: int) -> dict[str, Any]:
 
     def ddp() -> float:
         optimizer.zero_grad()
-        loss = work.loss(module(batch_part[0]), batch_part[1])
+        loss = work.loss(module, batch_part)
         loss.backward()
         optimizer.step()
         return float(loss.detach())

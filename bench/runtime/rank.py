@@ -47,7 +47,7 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
         copy.deepcopy(model),
         sgd,
         plan=_plan(case, graph),
-        loss=raddle.supervised(case.loss),
+        loss=raddle.supervised(case.loss, targets=len(targets)),
         graph=graph,
         device="cpu",
     )

@@ -159,7 +159,9 @@ class Bench:
             dist.broadcast_object_list(choice)
             self.chosen = choice[0]
             return replace(plan, sync=choice[0][0], bucket=choice[0][1])
-        return plan_for(self.graph, on, self.request["method"], bn="local", sync=sync)
+        return plan_for(
+            self.graph, on, self.request["method"], bn="local", sync=sync, optimizer="momentum"
+        )
 
     def _seconds(self, plan: Plan) -> float:
         """Return the predicted seconds of a step, with the measured profile and link."""

@@ -98,8 +98,9 @@ def predicted(
     for kind in kinds:
         sync, method = ("allreduce", "data") if kind == "ddp" else (kind, chosen.method)
         plan = plan_for(
-            graph, planned, method, bn="local", sync="allreduce" if kind == "auto" else sync
-        )
+            graph, planned, method, bn="local", sync="allreduce" if kind == "auto" else sync,
+            optimizer="momentum",
+        )  # fmt: skip
         if kind == "auto":
             plan = replace(plan, sync=measured["auto"][0], bucket=measured["auto"][1])
         timeline = simulate(lower(graph, replace(plan, steps=4)), on, Profile(measured["profile"]))

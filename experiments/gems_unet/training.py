@@ -9,6 +9,7 @@ from __future__ import annotations
 import pathlib
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from experiments.gems_unet.methods import PlannedMethod
@@ -41,7 +42,8 @@ def train(
         files = {}
         for number, (label, (graph, plan)) in enumerate(plans.items()):
             files[label] = str(folder / f"{number}.json")
-            save_plan(plan, graph, files[label])
+            # The ranks train with Adam (training_rank.py); the plans for other machines are for momentum.
+            save_plan(replace(plan, optimizer="adam"), graph, files[label])
         batch = next(iter(plans.values())).plan.batch
         request = {
             "spec": spec, "plans": files, "batch": batch, "side": side, "blocks": blocks,

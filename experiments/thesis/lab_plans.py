@@ -63,14 +63,15 @@ def plans_by_row(graph: Graph, cluster: Cluster, *, budget: float) -> dict[str, 
     Rows with the same method share tiles; sync kind and schedule differ.
     """
     if len(cluster.devices) == 1:
-        return {SINGLE: plan_for(graph, cluster, "data", sync="allreduce")}
+        return {SINGLE: plan_for(graph, cluster, "data", sync="allreduce", optimizer="momentum")}
     plan_of_method: dict[str, Plan] = {}
     plans: dict[str, Plan] = {}  # by label of a row
     for label, settings in ROWS.items():
         if settings.method not in plan_of_method:
             plan_of_method[settings.method] = plan_for(
-                graph, cluster, settings.method, sync=_search_sync(settings), budget=budget
-            )
+                graph, cluster, settings.method, sync=_search_sync(settings), budget=budget,
+                optimizer="momentum",
+            )  # fmt: skip
         plans[label] = plan_of_method[settings.method]
         if settings.sync != AUTO:
             plans[label] = replace(plans[label], sync=settings.sync, schedule=settings.schedule)

@@ -118,11 +118,13 @@ def _kinds(graph: Graph, ranks: int, folder: pathlib.Path) -> dict[str, str]:
     if ranks == 1:
         return {SINGLE: PLAIN}
     here = cluster(f"local:{ranks}")
-    coarse = plan_for(graph, here, "hypergraph-coarse", sync="allreduce", budget=3.0)
+    coarse = plan_for(
+        graph, here, "hypergraph-coarse", sync="allreduce", budget=3.0, optimizer="momentum"
+    )
     plans = {
         COARSE: replace(coarse, schedule=THREADED),
         SERIAL: coarse,
-        SYNC: plan_for(graph, here, "data", sync=SERVER_SYNC),
+        SYNC: plan_for(graph, here, "data", sync=SERVER_SYNC, optimizer="momentum"),
     }
     kinds = {}
     for number, (label, plan) in enumerate(plans.items()):
