@@ -30,7 +30,10 @@ LOW = {"bf16": BF16, "fp16": FP16}
 # Calls of cuDNN, which fake tensors cannot make: their results are 16 bits wide.
 RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 # Capturing a float32 model loses that these follow their input; their results are float32, not narrower.
-WIDER = {"var", "std", "full_like", "new_zeros", "to", "instance_norm"}
+WIDER = {
+    "var", "std", "full_like", "new_zeros", "to", "instance_norm",
+    "rand_like", "randn_like", "randint_like", "bernoulli", "uniform", "exponential", "normal_functional",
+}  # fmt: skip
 
 
 @contextmanager

@@ -162,7 +162,7 @@ class _OutputDtypes:
         return cast_dtype(operand.dtype, cast)
 
     def _infer(self, op: Op, operands: Sequence[Value]) -> tuple[torch.dtype, ...]:
-        if op.kind in _STATISTICS:
+        if op.kind in _STATISTICS or not operands:
             return op.dtypes
         if "call" in op.attrs:
             return _dtypes_of_call(op, operands)

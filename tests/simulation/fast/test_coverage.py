@@ -49,7 +49,7 @@ def test_every_field_of_a_plan_is_in_a_table() -> None:
     expected = {}
     for field in fields(Plan):
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        if field.name in ("tiles", "devices", "bn", "sync", "bucket", "optimizer"):
+        if field.name in ("tiles", "devices", "bn", "sync", "bucket", "optimizer", "precision"):
             expected[field.name] = "timed"
         elif field.name not in DESCRIPTIVE_FIELDS:
             other = {int: 2, bool: True, str: "gpipe", tuple: (0,), dict: {"a": 1}}[type(default)]

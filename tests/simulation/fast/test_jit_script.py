@@ -33,7 +33,7 @@ from raddle.simulation.timeline import simulate
 
 model = nn.Sequential(*(m for n in (64, 8, 32, 16) for m in (nn.LazyLinear(n), nn.Tanh())))
 model(torch.zeros(2, 16))
-graph, on = capture(model, [torch.zeros(8, 16)], loss=lambda y: y.sum()), cluster("p100:1x4")
+graph, on = capture(model, torch.zeros(8, 16), lambda m, x: m(x).sum()), cluster("p100:1x4")
 
 
 def step_results(sync, bucket):

@@ -128,7 +128,10 @@ def test_operators_of_one_space_that_are_tiled_alike_share_a_number() -> None:
 def test_slices_are_rows_of_their_own() -> None:
     graph = mlp()
     plan = make_plan(graph, dict.fromkeys((op.name for op in graph.ops), "@0"), 2, sync="ps")
-    parameter_rows, store = ParameterRows(ClusterArrays(cluster("local:2")), plan), RowStore()
+    parameter_rows, store = (
+        ParameterRows(graph, ClusterArrays(cluster("local:2")), plan),
+        RowStore(),
+    )
     value = graph.parameters[0]
     box = Box.full(value.shape)
     number = {p.name: at for at, p in enumerate(graph.parameters)}

@@ -33,7 +33,6 @@ ELEMENTS = 58  # of the parameters of Mlp
         ("allreduce", "bf16", 4 + 4, 0),
         ("allreduce", "fp16", 4 + 4, 0),
         ("allreduce", "bf16:pure", 2 + 2, 1),
-        ("p3:collective", "bf16:pure", 2 + 2, 1),
         ("sharded", "float32", 4, 0),
         ("sharded", "bf16", 4, 0),
         ("sharded", "bf16,gather=bf16", 2, 0.5),
