@@ -43,11 +43,26 @@ def read_bytes(
     path: Path, file_type: str, *, missing_hint: str = "", max_bytes: int = MAX_BYTES
 ) -> bytes:
     """Returns the content of a file, decompressed if its name ends in .gz."""
+    with open_to_read(path, file_type, missing_hint=missing_hint) as file:
+        packed = os.fspath(path).endswith(".gz")
+        content = _read_up_to(gzip.GzipFile(fileobj=file) if packed else file, max_bytes)
+    if len(content) > max_bytes:
+        raise InputError(f"{quote(path)} is no {file_type}: it has more than {max_bytes:,} bytes.")
+    return content
+
+
+@contextmanager
+def open_to_read(path: Path, file_type: str, *, missing_hint: str = "") -> Iterator[BinaryIO]:
+    """Yields a file that is read in parts, as tensors are: the caller checks how much it reads.
+
+    Problems with the file, also those that show in the `with` block, become an InputError.
+    """
     advice = f": {missing_hint}" if missing_hint else ""
     try:
         with open(path, "rb") as file:
-            packed = os.fspath(path).endswith(".gz")
-            content = _read_up_to(gzip.GzipFile(fileobj=file) if packed else file, max_bytes)
+            yield file
+    except InputError:  # of the `with` block; it is a ValueError
+        raise
     except FileNotFoundError:
         raise InputError(f"there is no {file_type} {quote(path)}{advice}.") from None
     except OSError as error:
@@ -55,9 +70,6 @@ def read_bytes(
         raise InputError(f"{quote(path)} cannot be read ({reason}): name a {file_type}.") from None
     except (EOFError, zlib.error, ValueError) as error:  # ValueError: the name has a null character
         raise InputError(f"{quote(path)} cannot be read ({error}): name a {file_type}.") from None
-    if len(content) > max_bytes:
-        raise InputError(f"{quote(path)} is no {file_type}: it has more than {max_bytes:,} bytes.")
-    return content
 
 
 def _read_up_to(file: BinaryIO | gzip.GzipFile, max_bytes: int) -> bytes:

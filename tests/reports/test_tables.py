@@ -43,7 +43,9 @@ def test_a_plan(judged: EvaluatedPlan, capsys: Capture) -> None:
     show_plan({**judged.row, "file": "owt.json"})
     text = capsys.readouterr().out
     assert "written to owt.json: raddle simulate owt.json shows more" in text
-    assert "simulated, with local batch statistics, synchronised by allreduce" in text
+    assert (
+        "simulated, in float32 with sgd, local batch statistics, synchronised by allreduce" in text
+    )
     assert f"{judged.row['speedup']:.2f}x" in text
     assert "no plan takes less than " in text
 

@@ -17,7 +17,7 @@ from raddle.searches.settings import Settings
 
 KEYS = {
     "method", "step_ms", "samples_per_s", "speedup", "comm_bytes", "peak_bytes", "imbalance", "search_s",
-    "fits", "bn", "sync", "schedule", "stages", "microbatches",
+    "fits", "bn", "sync", "precision", "optimizer", "schedule", "stages", "microbatches",
 }  # fmt: skip
 
 

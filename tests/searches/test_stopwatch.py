@@ -86,13 +86,13 @@ def test_what_is_captured_amid_a_search_does_not_count(
 ) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to("meta")
     graph = capture(model, (torch.zeros(4, 4, device="meta"),), supervised(torch.sum, targets=0))
-    real = capturing.capture
+    real = capturing.capture_step  # which captures again too
 
     def slow(*arguments: Any, **named: Any) -> Any:
         time.now += COMPILING
         return real(*arguments, **named)
 
-    monkeypatch.setattr(capturing, "capture", slow)
+    monkeypatch.setattr(capturing, "capture_step", slow)
     assert graph.for_batch(3).batch == 3
     assert time.now == COMPILING  # capturing again moved the clock
     row = plan_and_predict(

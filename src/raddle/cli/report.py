@@ -66,7 +66,7 @@ def report(
         str, typer.Option("-o", "--output", metavar="FILE", help="The HTML file to write.")
     ] = "report.html",
     bn: Statistics = "local",  # batch norm: over the samples of a device, or of the whole batch
-    sync: Sync = "allreduce",
+    sync: Sync = "auto",
     precision: PrecisionOption = "float32",
     optimizer: OptimizerOption = "sgd",
     budget: Budget = BUDGET,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from raddle.errors import InputError, quote
-from raddle.files import parse_json, replace_atomically
+from raddle.files import open_to_read, parse_json, replace_atomically
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -58,16 +58,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Returns the tensors of a file, on the CPU, and its metadata. Raises InputError if it is damaged."""
-    try:
-        with open(path, "rb") as file:
-            header, start = _read_header(file, path)
-            metadata = header.pop(METADATA, {})
-            size = os.fstat(file.fileno()).st_size - start
-            tensors = {name: _read(file, path, name, e, start, size) for name, e in header.items()}
-    except OSError as error:
-        raise InputError(
-            f"{quote(path)} cannot be read ({error.strerror}): name the folder of a checkpoint."
-        ) from None
+    with open_to_read(path, "checkpoint", missing_hint="name the folder of trainer.save") as file:
+        header, start = _read_header(file, path)
+        metadata = header.pop(METADATA, {})
+        size = os.fstat(file.fileno()).st_size - start
+        tensors = {name: _read(file, path, name, e, start, size) for name, e in header.items()}
     for name in _names(path, metadata):
         if name not in tensors or tensors[name].shape[-1:] != (2,):
             raise _damaged(path, f"it has no complex tensor {quote(name)}")

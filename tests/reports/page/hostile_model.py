@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+import raddle
+
 NAMES = [
     "<img src=x onerror=alert(1)>",
     "</script><script>broken=1</script>",
@@ -31,5 +33,5 @@ class Hostile(nn.Module):
 
 
 def build(batch: int = 8):  # type: ignore[no-untyped-def]
-    loss = lambda y: y.square().mean()  # noqa: E731
-    return Hostile(), [torch.randn(batch, 8)], [], loss
+    loss = raddle.supervised(lambda y: y.square().mean(), targets=0)
+    return Hostile(), (torch.randn(batch, 8),), loss

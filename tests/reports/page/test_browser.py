@@ -56,6 +56,11 @@ def number_of(report: Report, label: str) -> int:
     return [row["label"] for row in report.result["methods"]].index(label)
 
 
+def planned(report: Report) -> list[tuple[int, dict[str, Any]]]:
+    """The methods that have a plan, with their numbers; the others cannot be applied to the model."""
+    return [(n, row) for n, row in enumerate(report.result["methods"]) if not row["error"]]
+
+
 def shown(page: Any) -> str:
     return str(page.evaluate("raddle.method.label"))
 
@@ -70,8 +75,8 @@ def test_it_opens_on_the_best(page: Any, report: Report) -> None:
     assert page.title() == "vgg16-tiny on p100:2x2 · raddle"
 
 
-def test_every_method_can_be_shown(page: Any, report: Report) -> None:
-    for number, row in enumerate(report.result["methods"]):
+def test_every_method_with_a_plan_can_be_shown(page: Any, report: Report) -> None:
+    for number, row in planned(report):
         bar = page.locator(f".bar[data-number='{number}']")
         assert ms(row["step_ms"]) in bar.inner_text()
         bar.click()
@@ -80,6 +85,18 @@ def test_every_method_can_be_shown(page: Any, report: Report) -> None:
         assert bytes_text(row["peak_bytes"]) in text(page, ".facts")
         assert row["sentences"][0] in text(page, ".why")
         assert page.locator(".bar[aria-checked=true]").get_attribute("data-number") == str(number)
+
+
+def test_a_method_that_cannot_be_applied_says_why(page: Any, report: Report) -> None:
+    """A click on it shows nothing else: it has no plan."""
+    refused = [(n, row) for n, row in enumerate(report.result["methods"]) if row["error"]]
+    assert {row["label"] for _, row in refused} == {"megatron", "context", "3d"}  # no transformer
+    before = shown(page)
+    for number, row in refused:
+        bar = page.locator(f".bar[data-number='{number}']")
+        bar.click(force=True)  # it is marked as disabled
+        assert shown(page) == before
+        assert bar.get_attribute("aria-label").endswith(row["error"])
 
 
 def test_methods_by_keyboard(page: Any) -> None:
@@ -206,7 +223,7 @@ def test_every_layer_has_a_strip_of_its_devices(page: Any, report: Report) -> No
 
 
 def test_bytes_between_devices(page: Any, report: Report) -> None:
-    for number, row in enumerate(report.result["methods"]):
+    for number, row in planned(report):
         page.evaluate(f"raddle.select({number})")
         total = page.evaluate(
             "raddle.data.column(raddle.method.traffic.bytes).reduce((a, b) => a + b, 0)"

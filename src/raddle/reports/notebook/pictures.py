@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from typing import Any
 
 from raddle.reports.notebook.lanes import KINDS, draw_lanes
-from raddle.reports.page.html import read_web_file
+from raddle.reports.page.html import read_package_file, read_web_file
 from raddle.reports.units import bytes_text, count_text, plural, seconds_text
 from raddle.simulation.timeline import Timeline
 
@@ -77,7 +76,7 @@ def _heading(text: str) -> str:
 
 def _picture(parts: Iterable[str]) -> str:
     """Return the parts in one element, with its style."""
-    style = files("raddle.reports.notebook").joinpath("picture.css").read_text(encoding="utf-8")
+    style = read_package_file("raddle.reports.notebook", "picture.css")
     light, dark = _colours()
     css = f".raddle-picture {{{light}}}\n{', '.join(DARK)} {{{dark}}}\n{style}"
     return f'<div class="raddle-picture"><style>{css}</style>{"".join(parts)}</div>'

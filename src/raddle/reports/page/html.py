@@ -93,7 +93,12 @@ def assemble_page(
 
 def read_web_file(name: str) -> str:
     """Return the text of a file of `web/`."""
-    return files("raddle.reports.page").joinpath("web", name).read_text(encoding="utf-8")
+    return read_package_file("raddle.reports.page", f"web/{name}")
+
+
+def read_package_file(package: str, path: str) -> str:
+    """Return the text of a script or style that is installed with raddle. path: inside of the package."""
+    return files(package).joinpath(path).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:
