@@ -6,11 +6,12 @@ The zoo loads each function by its file and name: zoo.load(spec("vgg19"), batch=
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from raddle import supervised
 from raddle.api.networks import (
     RESNET50,
     VGG,
@@ -24,7 +25,6 @@ from raddle.api.networks import (
     text,
     token_loss,
 )
-from raddle.graph.supervised import Supervised, supervised
 
 # `images(channels, side, classes)(batch)` makes inputs and targets.
 # VGG: `widths` are the channels of its five stages, `hidden` the features of its linear layers, `pool` the
@@ -38,7 +38,7 @@ class Task(NamedTuple):
 
     model: nn.Module
     batch: tuple[Tensor, ...]  # the inputs and the target
-    loss: Supervised
+    loss: Callable[[nn.Module, Any], Any]  # (model, batch)
 
 
 def spec(name: str) -> str:
