@@ -31,7 +31,7 @@ CONV = "[0:8 0:6 0:4 0:4 0:3 0:5 0:5]"  # all of features.3  # all of features.3
         (lambda d: d | {"cluster": None}, "names no cluster: add --cluster"),
         (lambda d: d | {"bn": "none"}, "bn is 'none'"),
         (lambda d: tiled(d, "features.9", "@0"), "which 'lenet-tiny' does not have"),
-        (lambda d: tiled(d, "features.3", None), "are None, not a text"),
+        (lambda d: tiled(d, "features.3", None), "is None, not a text"),
         (lambda d: tiled(d, "features.3", "n/2"), "names no devices"),
         (lambda d: tiled(d, "features.3", "n/2 @0-x"), "is no list of devices"),
         (lambda d: tiled(d, "features.3", "n/(4,) @0-1"), "is no split"),
