@@ -1,16 +1,14 @@
 """Times plans of several segments on one GPU: each beside plain compiled PyTorch that does the same work.
 
     python bench/runtime/gpu_plans.py [-o results.json] [--cases accumulate/gpt/bfloat16,...]
-    python bench/runtime/gpu_plans.py --tiny          # a trial with tiny models, on the CPU if there is
-    no GPU
+    python bench/runtime/gpu_plans.py --tiny          # a trial with tiny models; without a GPU on the CPU
 
 accumulate  gradients of 4 batches are added before an update
 pipeline    4 stages on one device, 4 micro-batches, one forward, one backward
 split       gradients of weights are computed after those of activations (B and W), beside one backward
 zero3       sharded:parameters on one rank, beside FSDP2 on one rank
 job         rank 0 of a job of 8 ranks, with its cuts and without peers (no_peers.py), beside an eighth of
-the
-            batch; with all-reduces and with sharded parameters
+            the batch; with all-reduces and with sharded parameters
 
 All sides are compiled and train with SGD. `blocks` is how many different functions raddle has compiled.
 gpu.py says how cases and rounds are run.
