@@ -8,7 +8,7 @@ reported `search_s`.
 A `Clock` is handed down to all that a search calls. A loop that improves a plan ends when the clock has
 `expired`. What has to be done before there is any result, such as lowering a plan, calls `look` as it goes:
 after a tenth of the budget and a second more, `look` raises OutOfTime, and the search returns its best plan
-so far. So a search of S seconds ends within 1.2 x S + 2 s.
+so far. So a search of S seconds is to end within 1.2 x S + 2 s.
 """
 
 from __future__ import annotations
