@@ -53,7 +53,7 @@ def run_start(
     if tiny:
         repeated_blocks.MIN_FLOPS = 0  # otherwise tiny blocks are not worth a cut
     samples, tokens, width, words = TINY if tiny else (BATCH, TOKENS, WIDTH, WORDS)
-    row: dict[str, Any] = {"imports_s": time.time() - began}
+    row: dict[str, Any] = {"imports_s": time.monotonic() - began}
 
     def timed(name: str, function: Callable[[], Any]) -> Any:
         start = time.perf_counter()
@@ -79,7 +79,7 @@ def run_start(
     if side.startswith("plain"):
         step = timed("prepare_s", lambda: plain_step(model, batch, criterion, side))
         timed("first_step_s", step)
-        row["start_s"] = time.time() - began
+        row["start_s"] = time.monotonic() - began
         timed("second_step_s", step)
         timed("third_step_s", step)
         return row
@@ -95,7 +95,7 @@ def run_start(
 
     trainer = timed("prepare_s", make_trainer)
     timed("first_step_s", lambda: trainer.step(batch))
-    row["start_s"] = time.time() - began
+    row["start_s"] = time.monotonic() - began
     timed("second_step_s", lambda: trainer.step(batch))
     timed("third_step_s", lambda: trainer.step(batch))
     row |= compilations(trainer)
@@ -206,7 +206,7 @@ class Bench:
             return
         cache_folder = self.folder / cache
         command = [
-            sys.executable, __file__, *arguments, "--began", str(time.time()),
+            sys.executable, __file__, *arguments, "--began", str(time.monotonic()),
             *(["--tiny"] if self.tiny else []),
         ]  # fmt: skip
         environment = {

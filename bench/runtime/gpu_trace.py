@@ -193,18 +193,19 @@ def traced(step: Callable[[], Any], path: Path) -> dict[str, Any]:
     ]
     collective, compute = list[Span](), list[Span]()
     for event in kernels:
-        is_collective = re.match(r"nccl(Dev)?Kernel|gloo:", event["name"]) is not None
         span = event["ts"], event["ts"] + event["dur"]
-        (collective if is_collective else compute).append(span)
+        (collective if _is_collective(event) else compute).append(span)
     return {
         **overlap(collective, compute),
         "collective_kernels": len(collective),
         "compute_kernels": len(compute),
         "streams": len({(e["pid"], e["tid"]) for e in kernels}),
-        "collective_names": sorted(
-            {e["name"][:60] for e in kernels if re.match(r"nccl|gloo:", e["name"])}
-        ),
+        "collective_names": sorted({e["name"][:60] for e in kernels if _is_collective(e)}),
     }
+
+
+def _is_collective(event: dict[str, Any]) -> bool:
+    return re.match(r"nccl|gloo:", event["name"]) is not None
 
 
 def overlap(collective: Iterable[Span], compute: Iterable[Span]) -> dict[str, Any]:
