@@ -63,12 +63,15 @@ def run_start(
         return result
 
     def make_model() -> nn.Module:
-        torch.manual_seed(0)
-        with torch.device(place()):
-            return GPT(
+        with torch.device("meta"):
+            model = GPT(
                 vocabulary=words, context=tokens, layers=layers, heads=width // 16 if tiny else 16,
                 width=width,
             )  # fmt: skip
+        model.to_empty(device="cpu")
+        for parameter in model.parameters():  # random numbers would take seconds
+            parameter.detach().fill_(0.01)
+        return model.to(place()) if side.startswith("plain") else model
 
     def criterion(logits: Any, targets: Any) -> Any:
         return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -86,7 +89,7 @@ def run_start(
 
     def make_trainer() -> Any:
         loss = raddle.supervised(criterion)
-        graph = raddle.capture(model, batch, loss)
+        graph = raddle.capture(model, tuple(t.cpu() for t in batch), loss)
         plan = raddle.plan(graph, cluster="local:1", method="data").plan
         return raddle.parallelize(
             model, lambda p: torch.optim.SGD(p, lr=1e-4), plan=plan, graph=graph, loss=loss,
