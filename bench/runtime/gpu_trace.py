@@ -124,7 +124,7 @@ def raddle_side(model: nn.Module, batch: Any, method: str, precision: str) -> Si
     plan = raddle.plan(graph, cluster=f"local:{RANKS}", method="data", sync=sync).plan
     trainer = raddle.parallelize(
         model, adamw, plan=replace(plan, precision=precision, optimizer="adamw"), graph=graph,
-        loss=loss, device=place(), compile=True,
+        loss=loss, compile=True,
     )  # fmt: skip
     return lambda: trainer.step(batch).loss, trainer.close
 
