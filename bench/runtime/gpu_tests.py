@@ -26,11 +26,11 @@ RUNTIME = "tests/runtime/"
 # Name -> files, and which tests of them; KEYWORD stands for the option, "cuda" or "cpu".
 GROUPS: dict[str, tuple[list[str], str]] = {
     "kinds": ([RUNTIME + "test_compiled_kinds.py"], "one_graph and KEYWORD"),
-    "kinds, inductor 1": (
+    "inductor 1": (
         [RUNTIME + "test_compiled_kinds.py"],
         "kind_compiles and KEYWORD and (attention or conv2d or avg_pool2d)",
     ),
-    "kinds, inductor 2": (
+    "inductor 2": (
         [RUNTIME + "test_compiled_kinds.py"],
         "kind_compiles and KEYWORD and not (attention or conv2d or avg_pool2d)",
     ),
@@ -39,7 +39,7 @@ GROUPS: dict[str, tuple[list[str], str]] = {
         [RUNTIME + "test_dropout_everywhere.py"],
         "KEYWORD and not compiled_dropout",
     ),
-    "dropout, inductor": ([RUNTIME + "test_dropout_everywhere.py"], "KEYWORD and compiled_dropout"),
+    "dropout inductor": ([RUNTIME + "test_dropout_everywhere.py"], "KEYWORD and compiled_dropout"),
     "host waits": ([RUNTIME + "test_host_waits.py"], "test"),
 }
 
@@ -87,6 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-o", "--output", default="")
     parser.add_argument("--keyword", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--groups", default=",".join(GROUPS))
     parser.add_argument("--seconds", type=float, default=SECONDS)
     options = parser.parse_args()
     began = time.monotonic()
@@ -97,8 +98,9 @@ def main() -> None:
                 start(files, tests.replace("KEYWORD", options.keyword), report),
                 report,
             )
-            for number, (name, (files, tests)) in enumerate(GROUPS.items())
-            for report in [Path(folder) / f"{number}.xml"]
+            for name, (files, tests) in GROUPS.items()
+            if name in options.groups.split(",")
+            for report in [Path(folder) / f"{name.replace(' ', '-')}.xml"]
         }
         for name, (process, report) in started.items():
             output, ended = finish(process, began + options.seconds)
