@@ -329,6 +329,8 @@ def main() -> None:
     if folder:
         Path(folder).mkdir(exist_ok=True)
     arguments = ["--cluster", options.cluster, "--folder", folder]
+    # Numba compiles the simulation once, before all processes would do it at the same time.
+    predict(make_case(load_model("mlp-tiny", "meta"), "float32", "eager"), options.cluster)
     run_cases(__file__, names, arguments, options.output, options.seconds)
 
 

@@ -76,8 +76,8 @@ def measure_blocks(
     """Measure the blocks of a model as the executor runs them on one device; write a profile file.
 
     Returns the number of blocks, forwards and backwards. cluster: plans for it use the profile; its devices
-    are of one kind, that of this machine's GPU or, if there is none, of its ranks. Measurements of
-    operators that the file has already are kept.
+    are of one kind, that of this machine's GPU or, if there is none, of its ranks. compile: whether blocks
+    go through torch.compile. Measurements of operators that the file has already are kept.
     """
     kinds = {device.kind for device in cluster.devices}
     if len(kinds) > 1:

@@ -67,7 +67,7 @@ def make_trainer(
     compile: bool,
     place: torch.device,
 ) -> Trainer:
-    """Returns a trainer of a plan for one device."""
+    """Returns a trainer of a plan for one device. compile: whether segments go through torch.compile."""
     make = optimizer_info(plan.optimizer).make
     return parallelize(
         model, lambda pairs: make(pairs, lr=LEARNING_RATE), plan=plan, graph=graph, loss=loss,
