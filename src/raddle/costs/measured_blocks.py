@@ -64,7 +64,7 @@ class MeasuredBlocks:
     model: str
     batch: int
     precision: str
-    compiled: bool
+    compiled: bool  # whether the blocks went through torch.compile
     update_bandwidth: float  # bytes/s that the updates of a step read and write
     blocks: tuple[MeasuredBlock, ...]
     # By operator, what it is: an equal name in another model, or another precision, is not measured.
