@@ -18,7 +18,9 @@ gradient.
 
 from __future__ import annotations
 
+import linecache
 import re
+import zlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -208,7 +210,7 @@ class FunctionWriter:
         ordered = [self._arguments[piece] for pieces in by_kind.values() for piece in pieces]
         ordered += [f"c{n}" for n in range(len(self._numbers))]
         source = f"def {name}({', '.join(ordered)}):\n    " + "\n    ".join(body)
-        exec(compile(source, f"<{label}>", "exec"), self._namespace)
+        exec(compile(source, _file_of(label, source), "exec"), self._namespace)
         return GeneratedCode(
             self._namespace[name],
             tuple(by_kind["differentiable"]),
@@ -223,6 +225,18 @@ class FunctionWriter:
                 tuple(tuple(p.box.shape for p in pieces) for pieces in by_kind.values()),
             ),
         )
+
+
+def _file_of(label: str, source: str) -> str:
+    """Returns the name of a file that does not exist, under which Python finds this source.
+
+    So tracebacks show its lines. And up to version 2.12, torch.compile calls functions whose source it does
+    not find through one function of its own, for which it keeps at most 8 results: it would look through
+    all of them before each call, and would not compile a ninth function.
+    """
+    name = f"<{label} {zlib.crc32(source.encode()):08x}>"
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    return name
 
 
 def _with_deletions(lines: Sequence[str]) -> list[str]:
