@@ -12,98 +12,95 @@ one. After MAX_GIVE_WAY times it does not give way again but reserves both resou
 Two loops use this file: engine.py for the tasks of a program, fast/loop.py for the nodes of a step. Times
 are integer nanoseconds.
 
-Waiting tasks that need the same resources (a *pair*; the second may be missing) are in one queue. A pair
-*watches* one of its resources that is busy, at first the one that becomes free later. When a resource
-becomes free, only the pairs that watch it have to be looked at. A pair whose other resource is busy then
-watches the other one.
+Waiting tasks that need the same resources (a *pair*; the second may be missing) are in one queue
+(waiting_queues.py). A pair *watches* one of its resources that is busy, at first the one that becomes free
+later. When a resource becomes free, only the pairs that watch it have to be looked at. A pair whose other
+resource is busy then watches the other one. Of the other pairs, the one whose first task goes first is the
+resource's *candidate*: the task starts, unless another one comes before it at this time.
 
-`one` and `other` are the two resources of a pair or a task; -1 stands for a missing one.
+`one` and `other` are the two resources of a task or a pair. A missing one is -1 or the last row of
+Waiting.resources; index -1 means that row as well.
 """
 
 # r: resource
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import njit
 
 from raddle.simulation.heaps import (
-    CHILD,
-    KEY,
+    ITEM,
     NO_TASK,
-    RESOURCE,
-    SIBLING,
-    TASK_KEY,
-    TIME,
+    RANK,
     allocates_nothing,
-    is_before,
-    meld,
     pop,
     push,
     replace_first,
-    without_first,
 )
-
-Array = np.ndarray
+from raddle.simulation.waiting_queues import (
+    CANDIDATE,
+    DUE,
+    FIRST_PAIR,
+    FREE_FROM,
+    GAVE_WAY,
+    HAS_ENTRY,
+    LAST_KEY,
+    LAST_READY,
+    LAST_TIME,
+    LATER,
+    LOWER_BITS,
+    NEXT,
+    NO_KEY,
+    NO_PAIR,
+    PAIR_COLUMNS,
+    PAIR_KEY,
+    PARTNER,
+    TASK_COLUMNS,
+    TIME,
+    UNUSED_ROW,
+    Array,
+    Waiting,
+    append,
+    pair_of,
+    take_first,
+)
 
 MAX_GIVE_WAY = 16  # after these, a task reserves both of its resources
 NEW = 2**31  # the lower 32 bits of the key of a task that has not waited: NEW + its number
-LOWER_BITS = 2**32 - 1
-NO_RESOURCE, NO_PAIR = -1, -1
-FREE_FROM, FIRST_PAIR, HAS_ENTRY, CANDIDATE = range(4)  # columns of Waiting.resources
-ONE, OTHER, FIRST_TASK, WATCHED, NEXT, PREVIOUS = range(6)  # columns of Waiting.pairs
-GAVE_WAY = 3  # a column of Waiting.tasks; the others are in heaps.py
-READY, FREE, ARRIVALS, PAIRS = range(4)  # indices into Waiting.counts
+NO_RESOURCE = -1
 
 
-class Waiting(NamedTuple):
-    """The state of the rule: tasks that are or will be ready, and the queues of pairs of resources.
-
-    A key is `urgency << 32 | number`; the smallest goes first. The number of a task that waits is its
-    arrival: such tasks are numbered in the order in which they became ready.
-    """
-
-    # Two binary heaps of entries, by (TIME, KEY). An entry of `ready` is a task that becomes ready; its
-    # RESOURCE is -1. An entry of `free` is a resource whose pairs have to be looked at: because it becomes
-    # free (KEY is -1 - RESOURCE), or because the first task of its candidate may start (KEY is the task's).
-    # A resource has at most one entry.
-    ready: Array
-    free: Array
-    # By resource: when the last task that holds or reserves it ends; the first pair that watches it, or -1;
-    # whether it has an entry; the pair that may start next.
-    resources: Array
-    # By pair: its resources (or -1); the first task of its queue, or -1; the resource that it watches; the
-    # next and the previous pair that watch the same one, or -1. A pair without tasks watches nothing.
-    pairs: Array
-    pair_numbers: Array  # a hash table: 1 + the number of a pair, or 0
-    # By waiting task: its key; the links of a pairing heap, which each queue is; how often it gave way.
-    tasks: Array
-    counts: Array  # entries of `ready`, of `free`; tasks that have waited; pairs
-
-
-@njit(cache=True)
+@njit(cache=True, forceinline=True)
 def nobody_waits(tasks: int, resources: int) -> Waiting:
     """Returns the state at the start, with room for this many tasks and resources."""
-    by_resource = np.zeros((resources, 4), np.int64)
+    by_resource = np.zeros((resources + 1, 4), np.int64)
     by_resource[:, FIRST_PAIR] = NO_PAIR
     # The size of the hash table: a power of two, at least twice the largest possible number of pairs.
     size = 16
     while size < 2 * min(tasks, resources * (resources + 1)):
         size *= 2
+    counts = np.zeros(10, np.int64)
+    counts[LAST_READY] = counts[UNUSED_ROW] = NO_TASK
     return Waiting(
-        np.empty((tasks + 1, 3), np.int64), np.empty((resources + 1, 3), np.int64), by_resource,
-        np.empty((tasks, 6), np.int64), np.zeros(size, np.int32), np.empty((tasks, 4), np.int64),
-        np.zeros(4, np.int64),
+        np.empty((tasks + resources + 1, 2), np.int64), np.empty((tasks + resources + 1, 2), np.int64),
+        np.empty(tasks, np.int32), by_resource,
+        np.empty((tasks, PAIR_COLUMNS), np.int64), np.zeros(size, np.int32),
+        np.empty((tasks, TASK_COLUMNS), np.int64), counts,
     )  # fmt: skip
 
 
 @allocates_nothing
 def add_ready(waiting: Waiting, time: int, urgency: int, task: int) -> None:
     """Adds a task that becomes ready at `time`."""
-    key = (int(urgency) << 32) | (NEW + int(task))
-    push(waiting.ready, waiting.counts, READY, time, key, NO_RESOURCE)
+    counts, key = waiting.counts, (int(urgency) << 32) | (NEW + int(task))
+    # A task often lets many others become ready at one time: they are a series.
+    if counts[LAST_READY] >= 0 and counts[LAST_TIME] == time and counts[LAST_KEY] < key:
+        waiting.next_ready[counts[LAST_READY]] = task
+    else:
+        push(waiting.later, counts, LATER, time, -1 - int(task))
+    waiting.next_ready[task] = NO_TASK
+    counts[LAST_READY], counts[LAST_TIME], counts[LAST_KEY] = task, time, key
 
 
 @allocates_nothing
@@ -116,41 +113,69 @@ def take_next(
     The arrays are by task; first, second: its resources, or -1. The task holds its resources from its start
     for its duration.
     """
-    ready, free, resources, counts = waiting.ready, waiting.free, waiting.resources, waiting.counts
-    while counts[READY] or counts[FREE]:
-        if not counts[FREE] or (
-            counts[READY] and is_before(ready[0, TIME], ready[0, KEY], free[0, TIME], free[0, KEY])
-        ):
-            now, key = ready[0, TIME], ready[0, KEY]
-            pop(ready, counts, READY)
+    resources, counts, due = waiting.resources, waiting.counts, waiting.due
+    while True:
+        if counts[LATER] and (waiting.later[0, RANK] <= counts[TIME] or not counts[DUE]):
+            _take_later(waiting, urgency)
+            continue
+        if not counts[DUE]:
+            return NO_TASK, 0, NO_RESOURCE
+        time, key, r = counts[TIME], due[0, RANK], due[0, ITEM]
+        if r < 0:
             task = (key & LOWER_BITS) - NEW
+            _remove_ready(waiting, urgency, task)
             one, other = int(first[task]), int(second[task])
-            if _is_free(waiting, one, now) and _is_free(waiting, other, now):
-                _hold(waiting, one, other, now + duration[task])
-                return task, now, NO_RESOURCE
+            if resources[one, FREE_FROM] <= time and resources[other, FREE_FROM] <= time:
+                _hold(waiting, one, other, time + duration[task])
+                return task, time, NO_RESOURCE
             _wait(waiting, task, one, other, int(urgency[task]))
             continue
-        now, key, r = free[0, TIME], free[0, KEY], free[0, RESOURCE]
-        if resources[r, FREE_FROM] > now:  # another task has taken the resource
-            _renew_entry(waiting, r)
-        elif key >= 0 and _may_start(waiting, resources[r, CANDIDATE], key, now):
-            return _start(waiting, resources[r, CANDIDATE], r, now, duration)
+        if resources[r, FREE_FROM] > time:  # another task has taken the resource
+            pop(due, counts, DUE)
+            _add_entry(waiting, r)
+            continue
+        pair = resources[r, CANDIDATE]
+        if _may_start(waiting, pair, key, time):
+            pop(due, counts, DUE)
+            return _start(waiting, pair, r, time, duration)
+        pair = _next_candidate(waiting, r, time)
+        if pair < 0:  # all its pairs now watch other resources
+            pop(due, counts, DUE)
         else:
-            pair = _next_candidate(waiting, r, now)
-            if pair < 0:  # all its pairs now watch other resources
-                _renew_entry(waiting, r)
-                continue
-            # The task starts in a later round, unless another task comes before it at this time.
-            resources[r, CANDIDATE] = pair
-            task_key = waiting.tasks[waiting.pairs[pair, FIRST_TASK], TASK_KEY]
-            replace_first(free, counts, FREE, now, task_key, r)
-    return NO_TASK, 0, NO_RESOURCE
+            replace_first(due, counts, DUE, waiting.pairs[pair, PAIR_KEY], r)
 
 
 @allocates_nothing
-def _is_free(waiting: Waiting, r: int, now: int) -> bool:
-    """Returns whether a resource is free; a missing one (-1) always is."""
-    return bool(r < 0 or waiting.resources[r, FREE_FROM] <= now)
+def _take_later(waiting: Waiting, urgency: Array) -> None:
+    """Removes the first entry of `later`, and adds what may start at its time to `due`."""
+    counts, time, item = waiting.counts, waiting.later[0, RANK], waiting.later[0, ITEM]
+    pop(waiting.later, counts, LATER)
+    counts[TIME] = time
+    if item < 0:
+        task = -1 - item
+        push(waiting.due, counts, DUE, (int(urgency[task]) << 32) | (NEW + task), NO_RESOURCE)
+        return
+    for r in (item >> 32, item & LOWER_BITS):
+        waiting.resources[r, HAS_ENTRY] = 0
+        if waiting.resources[r, FREE_FROM] > time:  # a task has reserved the resource
+            _add_entry(waiting, r)
+        elif waiting.resources[r, FIRST_PAIR] >= 0:
+            pair = _next_candidate(waiting, r, time)
+            if pair >= 0:
+                push(waiting.due, counts, DUE, waiting.pairs[pair, PAIR_KEY], r)
+
+
+@allocates_nothing
+def _remove_ready(waiting: Waiting, urgency: Array, task: int) -> None:
+    """Removes the first entry of `due`, a ready task; the next one of its series takes its place."""
+    following = int(waiting.next_ready[task])
+    if following >= 0:
+        key = (int(urgency[following]) << 32) | (NEW + following)
+        replace_first(waiting.due, waiting.counts, DUE, key, NO_RESOURCE)
+    else:
+        pop(waiting.due, waiting.counts, DUE)
+        if waiting.counts[LAST_READY] == task:
+            waiting.counts[LAST_READY] = NO_TASK
 
 
 @allocates_nothing
@@ -160,31 +185,29 @@ def _start(waiting: Waiting, pair: int, r: int, now: int, duration: Array) -> tu
     If the pair's other resource is busy, both are reserved until the task starts.
     """
     pairs, resources = waiting.pairs, waiting.resources
-    task, one, other = pairs[pair, FIRST_TASK], pairs[pair, ONE], pairs[pair, OTHER]
-    begin, blocker = now, r
-    partner = other if one == r else one
-    if partner >= 0 and resources[partner, FREE_FROM] > now:
+    begin, blocker, partner = now, r, pairs[pair, PARTNER]
+    if resources[partner, FREE_FROM] > now:
         begin, blocker = resources[partner, FREE_FROM], partner
-    pairs[pair, FIRST_TASK] = without_first(waiting.tasks, task)
-    if pairs[pair, FIRST_TASK] < 0:
-        _stop_watching(waiting, pair)
-    resources[r, FREE_FROM] = begin + duration[task]
-    _renew_entry(waiting, r)
-    if partner >= 0:
-        resources[partner, FREE_FROM] = begin + duration[task]
-        _add_entry(waiting, partner)
+    task = take_first(waiting, pair)
+    if pairs[pair, PAIR_KEY] == NO_KEY:
+        _stop_watching(waiting, pair, r)
+    _hold(waiting, r, partner, begin + duration[task])
     return task, begin, blocker
 
 
 @allocates_nothing
 def _hold(waiting: Waiting, one: int, other: int, until: int) -> None:
-    """Marks resources as busy until a time."""
-    if one >= 0:
-        waiting.resources[one, FREE_FROM] = until
-        _add_entry(waiting, one)
-    if other >= 0:
-        waiting.resources[other, FREE_FROM] = until
-        _add_entry(waiting, other)
+    """Marks resources as busy until a time, and adds an entry for this time if pairs watch them."""
+    resources, missing = waiting.resources, len(waiting.resources) - 1
+    one, other = one if one >= 0 else missing, other if other >= 0 else missing
+    resources[one, FREE_FROM] = resources[other, FREE_FROM] = until
+    resources[missing, FREE_FROM] = 0  # it is always free
+    has_one = resources[one, FIRST_PAIR] >= 0 and not resources[one, HAS_ENTRY]
+    has_other = resources[other, FIRST_PAIR] >= 0 and not resources[other, HAS_ENTRY]
+    if has_one or has_other:
+        one, other = one if has_one else missing, other if has_other else missing
+        resources[one, HAS_ENTRY] = resources[other, HAS_ENTRY] = 1
+        push(waiting.later, waiting.counts, LATER, until, (one << 32) | other)
 
 
 @allocates_nothing
@@ -193,96 +216,54 @@ def _add_entry(waiting: Waiting, r: int) -> None:
     resources = waiting.resources
     if resources[r, FIRST_PAIR] >= 0 and not resources[r, HAS_ENTRY]:
         resources[r, HAS_ENTRY] = 1
-        push(waiting.free, waiting.counts, FREE, resources[r, FREE_FROM], -1 - r, r)
-
-
-@allocates_nothing
-def _renew_entry(waiting: Waiting, r: int) -> None:
-    """Replaces the first entry, that of resource r, if pairs still watch it; else removes it."""
-    resources = waiting.resources
-    if resources[r, FIRST_PAIR] >= 0:
-        replace_first(waiting.free, waiting.counts, FREE, resources[r, FREE_FROM], -1 - r, r)
-    else:
-        resources[r, HAS_ENTRY] = 0
-        pop(waiting.free, waiting.counts, FREE)
+        both = (int(r) << 32) | (len(resources) - 1)
+        push(waiting.later, waiting.counts, LATER, resources[r, FREE_FROM], both)
 
 
 @allocates_nothing
 def _wait(waiting: Waiting, task: int, one: int, other: int, urgency: int) -> None:
     """Puts a task into the queue of its pair of resources."""
-    tasks, counts, pairs = waiting.tasks, waiting.counts, waiting.pairs
-    if one < 0:
-        one, other = other, one
-    tasks[task, TASK_KEY] = (urgency << 32) | counts[ARRIVALS]
-    tasks[task, CHILD] = tasks[task, SIBLING] = NO_TASK
-    tasks[task, GAVE_WAY] = 0
-    counts[ARRIVALS] += 1
-    pair = _pair_of(waiting, one, other)
-    if pairs[pair, FIRST_TASK] < 0:
-        free_from = waiting.resources[:, FREE_FROM]
-        is_other_later = other >= 0 and free_from[other] > free_from[one]
-        _watch(waiting, pair, other if is_other_later else one)
-    pairs[pair, FIRST_TASK] = meld(tasks, pairs[pair, FIRST_TASK], task)
+    resources = waiting.resources
+    missing = len(resources) - 1
+    one, other = one if one >= 0 else missing, other if other >= 0 else missing
+    pair = pair_of(waiting, one, other)
+    if waiting.pairs[pair, PAIR_KEY] == NO_KEY:
+        if resources[other, FREE_FROM] > resources[one, FREE_FROM]:
+            _watch(waiting, pair, other, one)
+        else:
+            _watch(waiting, pair, one, other)
+    append(waiting, pair, task, urgency)
 
 
 @allocates_nothing
-def _watch(waiting: Waiting, pair: int, r: int) -> None:
-    """Lets a pair watch a busy resource."""
+def _watch(waiting: Waiting, pair: int, r: int, partner: int) -> None:
+    """Lets a pair watch a busy resource, r; partner: its other resource."""
     resources, pairs = waiting.resources, waiting.pairs
-    following = resources[r, FIRST_PAIR]
-    pairs[pair, WATCHED], pairs[pair, NEXT], pairs[pair, PREVIOUS] = r, following, NO_PAIR
-    if following >= 0:
-        pairs[following, PREVIOUS] = pair
+    pairs[pair, NEXT], pairs[pair, PARTNER] = resources[r, FIRST_PAIR], partner
     resources[r, FIRST_PAIR] = pair
     _add_entry(waiting, r)
 
 
 @allocates_nothing
-def _stop_watching(waiting: Waiting, pair: int) -> None:
-    """Lets a pair watch nothing."""
-    pairs = waiting.pairs
-    following, previous = pairs[pair, NEXT], pairs[pair, PREVIOUS]
-    if following >= 0:
-        pairs[following, PREVIOUS] = previous
+def _stop_watching(waiting: Waiting, pair: int, r: int) -> None:
+    """Lets a pair that watches r watch nothing."""
+    resources, pairs = waiting.resources, waiting.pairs
+    previous, at = int(NO_PAIR), resources[r, FIRST_PAIR]
+    while at != pair:
+        previous, at = at, pairs[at, NEXT]
     if previous >= 0:
-        pairs[previous, NEXT] = following
+        pairs[previous, NEXT] = pairs[pair, NEXT]
     else:
-        waiting.resources[pairs[pair, WATCHED], FIRST_PAIR] = following
-
-
-@allocates_nothing
-def _pair_of(waiting: Waiting, one: int, other: int) -> int:
-    """Returns the number of a pair of resources; numbers it if no task has waited for it before."""
-    pairs, numbers = waiting.pairs, waiting.pair_numbers
-    # A hash table with open addressing; the two factors spread the pairs over it.
-    at = (one * 40503 + other * 30011) & (len(numbers) - 1)
-    while numbers[at]:
-        pair = numbers[at] - 1
-        if pairs[pair, ONE] == one and pairs[pair, OTHER] == other:
-            return int(pair)
-        at = (at + 1) & (len(numbers) - 1)
-    pair = waiting.counts[PAIRS]
-    waiting.counts[PAIRS] += 1
-    numbers[at] = pair + 1
-    pairs[pair, ONE], pairs[pair, OTHER], pairs[pair, FIRST_TASK] = one, other, NO_TASK
-    return int(pair)
+        resources[r, FIRST_PAIR] = pairs[pair, NEXT]
 
 
 @allocates_nothing
 def _may_start(waiting: Waiting, pair: int, key: int, now: int) -> bool:
-    """Returns whether the first task of a pair has this key, and its resources are free or reservable."""
-    pairs, tasks = waiting.pairs, waiting.tasks
-    task = pairs[pair, FIRST_TASK]
-    return bool(
-        tasks[task, TASK_KEY] == key
-        and (
-            (
-                _is_free(waiting, pairs[pair, ONE], now)
-                and _is_free(waiting, pairs[pair, OTHER], now)
-            )
-            or tasks[task, GAVE_WAY] >= MAX_GIVE_WAY
-        )
-    )
+    """Returns whether the first task of a pair that watches a free resource has this key, and the other
+    resource is free or may be reserved."""
+    pairs = waiting.pairs
+    is_free = waiting.resources[pairs[pair, PARTNER], FREE_FROM] <= now
+    return bool(pairs[pair, PAIR_KEY] == key and (is_free or pairs[pair, GAVE_WAY] >= MAX_GIVE_WAY))
 
 
 @allocates_nothing
@@ -292,23 +273,27 @@ def _next_candidate(waiting: Waiting, r: int, now: int) -> int:
     A pair whose other resource is busy watches the other one from now on, unless its first task has given
     way MAX_GIVE_WAY times.
     """
-    resources, pairs, tasks = waiting.resources, waiting.pairs, waiting.tasks
-    candidate, giving_way = int(NO_PAIR), int(NO_TASK)
-    candidate_key = giving_key = 2**62
-    pair = resources[r, FIRST_PAIR]
+    resources, pairs = waiting.resources, waiting.pairs
+    candidate, giving_way = int(NO_PAIR), int(NO_PAIR)
+    candidate_key = giving_key = int(NO_KEY)
+    pair, previous = resources[r, FIRST_PAIR], int(NO_PAIR)
     while pair >= 0:
-        following = pairs[pair, NEXT]
-        task = pairs[pair, FIRST_TASK]
-        key = tasks[task, TASK_KEY]
-        other = pairs[pair, OTHER] if pairs[pair, ONE] == r else pairs[pair, ONE]
-        if not _is_free(waiting, other, now) and tasks[task, GAVE_WAY] < MAX_GIVE_WAY:
+        following, key = pairs[pair, NEXT], pairs[pair, PAIR_KEY]
+        partner = pairs[pair, PARTNER]
+        if resources[partner, FREE_FROM] > now and pairs[pair, GAVE_WAY] < MAX_GIVE_WAY:
             if key < giving_key:
-                giving_way, giving_key = task, key
-            _stop_watching(waiting, pair)
-            _watch(waiting, pair, other)
-        elif key < candidate_key:
-            candidate, candidate_key = pair, key
+                giving_way, giving_key = pair, key
+            if previous >= 0:
+                pairs[previous, NEXT] = following
+            else:
+                resources[r, FIRST_PAIR] = following
+            _watch(waiting, pair, partner, r)
+        else:
+            if key < candidate_key:
+                candidate, candidate_key = pair, key
+            previous = pair
         pair = following
+    resources[r, CANDIDATE] = candidate
     if giving_key < candidate_key:
-        tasks[giving_way, GAVE_WAY] += 1
+        pairs[giving_way, GAVE_WAY] += 1
     return candidate

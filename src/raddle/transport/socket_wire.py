@@ -2,8 +2,8 @@
 
 A wire sends slices of parameters by priority (wire.py). A message is a header (`HEADER`, which contains a
 Frame) and its payload. The header BYE is the last one in its direction; a connection that closes without it
-means that the process at its other end has died. The kernel's send buffer is small (`send_buffer`, in
-bytes), because a more urgent message cannot overtake what is in it.
+means that the process at its other end has died. The kernel's send buffer is small (send_buffer.py),
+because a more urgent message cannot overtake what is in it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from raddle.transport.failure_channel import DIED
 from raddle.transport.inbox import Inbox, WireFailure
 from raddle.transport.listener import listen_on_network
 from raddle.transport.rendezvous import MAGIC, AllGather, connect_ranks, shut_down
+from raddle.transport.send_buffer import SMALLEST, SendBuffer, set_send_buffer
 from raddle.transport.wire import (
     Counters,
     Frame,
@@ -34,7 +35,6 @@ from raddle.transport.wire import (
     name_ranks,
 )
 
-SEND_BUFFER_BYTES = 128 * 1024  # of each connection, in the kernel
 HEADER = struct.Struct("<4sB3xIQQQ")  # magic, kind, item, clock, version, bytes of the payload
 BYE = HEADER.pack(MAGIC, 0, 0, 0, 0, 0)
 GOODBYE_SECONDS = 5.0  # after a failure: seconds for others to receive what is queued
@@ -45,7 +45,6 @@ class SocketWire:
 
     all_gather: gathers an object from every rank, to exchange addresses. timeout: seconds to wait for
     another rank. host: the address that other ranks connect to; None: it is found (listener.py).
-    send_buffer: bytes of the kernel's buffer.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class SocketWire:
         *,
         timeout: float = 300.0,
         host: str | None = None,
-        send_buffer: int = SEND_BUFFER_BYTES,
     ) -> None:
         self.rank, self.size = rank, size
         self.sent = {peer: 0 for peer in range(size) if peer != rank}
@@ -72,7 +70,7 @@ class SocketWire:
             rank, list(self.sent), all_gather, timeout, partial(listen_on_network, host=host)
         )
         for connection in self._connections.values():
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+            set_send_buffer(connection, SMALLEST)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _keep_alive(connection)
 
@@ -149,11 +147,13 @@ class SocketWire:
     def _send_queued(self, peer: int) -> None:
         """Sends what is queued for a peer, then BYE. Runs on its own thread."""
         connection, box = self._connections[peer], self._boxes[peer]
+        buffer = SendBuffer(connection)
         try:
             while (message := box.take()) is not None:
                 begin = time.perf_counter()
                 _write(connection, message.frame, message.payload)
                 box.count_sent(message, time.perf_counter() - begin)
+                buffer.adapt()
                 del message  # do not keep it alive while waiting for the next
         except OSError:
             self._lose_peer(peer)

@@ -29,7 +29,8 @@ from raddle.simulation.fast.arrays import (
     StepDag,
 )
 from raddle.simulation.heaps import allocates_nothing
-from raddle.simulation.waiting import Waiting, add_ready, nobody_waits, take_next
+from raddle.simulation.waiting import add_ready, nobody_waits, take_next
+from raddle.simulation.waiting_queues import Waiting
 
 OVER_LIMIT = -1  # result: the step takes longer than the limit
 
