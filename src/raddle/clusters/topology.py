@@ -223,6 +223,8 @@ def _properties(device: Device) -> dict[str, Any]:
         "memory": device.memory,
         "bandwidth": device.bandwidth,
         "overhead": device.overhead,
+        **({"launch": device.launch} if device.launch else {}),
+        **({"compile": True} if device.compile else {}),
         "efficiency": dict(device.efficiency),
         "workspace": dict(device.workspace),
         **(
