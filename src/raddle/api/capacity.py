@@ -20,7 +20,7 @@ from raddle.api.planning import (
     plan_and_predict,
     read_search_settings,
 )
-from raddle.clusters import Cluster, presets
+from raddle.clusters import Cluster, compiled, presets
 from raddle.clusters import cluster as find_cluster
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
@@ -65,6 +65,7 @@ def capacity(
     wanted: int | None = None,
     precision: str = "float32",
     optimizer: str = "sgd",
+    compile: bool = False,
     bn: str = "local",
     budget: float = 5.0,
     on_progress: OnProgress | None = None,
@@ -73,7 +74,8 @@ def capacity(
 
     model, batch, loss: as in `raddle.plan`; the batch is an example of any size. wanted: a number of
     samples; the result then says what they need to fit: recomputation of activations, or more devices.
-    budget: seconds for each plan of a method that searches. All other arguments are those of `raddle.plan`.
+    compile: with torch.compile. budget: seconds for each plan of a method that searches. All other
+    arguments are those of `raddle.plan`.
 
     >>> (result,) = capacity("mlp-tiny", cluster="local:2", methods=["data"], wanted=8)
     >>> result.batch >= 8, result.needed
@@ -87,6 +89,7 @@ def capacity(
     if wanted is not None and wanted < 1:
         raise InputError(f"a batch of {wanted} samples is wanted: ask for at least one.")
     where, report = find_cluster(cluster), on_progress or ignore_progress
+    where = compiled(where) if compile else where
     graph, _ = capture_reporting(model, batch, loss, report)
     results = []
     for done, name in enumerate(names):
@@ -196,4 +199,5 @@ def _larger(cluster: Cluster) -> Iterable[Cluster]:
     equal = all(len(cluster.members(node)) == per_node for node in range(nodes))
     if equal and name != "local" and name in {row["name"] for row in presets()}:
         for factor in FACTORS:
-            yield find_cluster(f"{name}:{factor * nodes}x{per_node}")
+            larger = find_cluster(f"{name}:{factor * nodes}x{per_node}")
+            yield compiled(larger) if cluster.devices[0].compile else larger

@@ -6,6 +6,7 @@ import typer
 
 from raddle.cli.options import (
     ClusterOption,
+    CompileOption,
     Json,
     Methods,
     Model,
@@ -28,6 +29,7 @@ def capacity(
     bn: Statistics = "local",
     precision: PrecisionOption = "float32",
     optimizer: OptimizerOption = "sgd",
+    compile: CompileOption = False,  # predicts a run with torch.compile
     as_json: Json = False,
 ) -> None:
     """Find the largest batch that fits: one row for each method (data, zero2 and fsdp, or --methods)."""
@@ -38,6 +40,6 @@ def capacity(
     with progress(f"{model} on {cluster}") as on_progress:
         results = capacities.capacity(
             model, cluster=cluster, methods=names, wanted=batch, bn=bn, precision=precision,
-            optimizer=optimizer, on_progress=on_progress,
+            optimizer=optimizer, compile=compile, on_progress=on_progress,
         )  # fmt: skip
     show([result.to_dict() for result in results], show_capacities, as_json=as_json)

@@ -235,6 +235,16 @@ def _properties(device: Device) -> dict[str, Any]:
     }
 
 
+def compiled(cluster: Cluster) -> Cluster:
+    """Returns the cluster with devices whose operators torch.compile fuses.
+
+    >>> from raddle.clusters import cluster
+    >>> compiled(cluster("h100")).devices[0].compile
+    True
+    """
+    return replace(cluster, devices=tuple(replace(d, compile=True) for d in cluster.devices))
+
+
 def build_cluster(name: str, nodes: Sequence[Node], collectives: Collectives = PLAIN) -> Cluster:
     """Builds a cluster from its nodes; a node's number is its position in the list."""
     return Cluster(

@@ -4,7 +4,8 @@ The roofline: max(FLOP / FLOP rate, bytes / memory bandwidth) + a fixed overhead
 bytes follow from the operator's index notation for exactly that box. The efficiency, the fraction of the
 device's peak that is reached, depends on the operator's family: conv, matmul, attention or memory.
 
-In eager mode every operator is a kernel: it takes at least the time that the host needs to start it, and a
+In eager mode every operator is a kernel, which takes at least the time that the host needs to start it: a
+step of small operators is as long as the host needs, one of large operators as long as the device does. A
 convolution copies what it reads and writes into another memory layout, if the device's library needs that
 (Device.workspace). Where torch.compile compiles (Device.compile), only the bytes count that pass between
 fused kernels (graph/fusion.py), at the efficiency "fused", and the overhead counts once a kernel.
@@ -218,9 +219,8 @@ class Speed(NamedTuple):
     flop_rate: Any  # FLOP/s; infinite if only memory bandwidth counts
     overhead: Any  # fixed seconds per operator
     launch: Any = 0.0  # seconds: the least that an operator takes
-    layout_copies: Any = (
-        0.0  # of a convolution: bytes copied, as a multiple of those it reads and writes
-    )
+    # Bytes that a convolution copies, as a multiple of those that it reads and writes.
+    layout_copies: Any = 0.0
     compiled: Any = 0.0  # 1 if torch.compile fuses operators, else 0
 
 
@@ -291,7 +291,7 @@ def roofline(
     dtypes, and a backward casts the gradient back: a kernel each, which reads and writes memory.
     """
     if op.traits.is_view:
-        return maximum(speed.overhead * (1 - speed.compiled), speed.launch)
+        return speed.overhead * (1 - speed.compiled)
     cast = graph.casts.get(op.name)
     dtypes = [graph.values[n].dtype for n in (*op.inputs, *op.outputs)]
     used = [*(cast_dtype(t, cast) for t in dtypes[: len(op.inputs)]), *dtypes[len(op.inputs) :]]

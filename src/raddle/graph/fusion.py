@@ -88,7 +88,7 @@ def _derive(graph: Graph) -> dict[str, FusedOp]:
 
 
 class _Groups:
-    """The groups of a graph; `group` has by operator the name of the first operator of its group."""
+    """The groups of a graph; `group` has by operator the name of its group, one of its operators."""
 
     def __init__(self, graph: Graph) -> None:
         self.producer = {o: op for op in graph.ops for o in op.outputs}
@@ -113,9 +113,10 @@ class _Groups:
             return
         joined = {self.group[p.name] for p in producers if self._is_joined(p, op)}
         self.group[op.name] = min(joined, default=op.name)
-        for name, group in self.group.items():
-            if group in joined:
-                self.group[name] = self.group[op.name]
+        if len(joined) > 1:
+            for name, group in self.group.items():
+                if group in joined:
+                    self.group[name] = self.group[op.name]
 
     def base(self, value: str) -> str:
         """Returns the value that a view views, through several views."""
