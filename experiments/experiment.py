@@ -62,6 +62,7 @@ EXPERIMENTS = {
     "flexflow": "plans found by simulation and random moves, beyond convolutional networks",
     "p3": "slices of parameters, the most urgent first",
     "horovod": "gradients fused into rings, against servers",
+    "mpt-fsdp": "published runs of FSDP on 8 to 64 H100, predicted",
     "cost-models": "which cost model ranks plans as they are measured",
 }
 

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from raddle.clusters import Cluster, catalogue, cluster, presets
+from raddle.clusters import Cluster, catalogue, cluster, further_gpus, presets
 from raddle.clusters.devices import DTYPES
+from raddle.clusters.preset import Preset
 from raddle.errors import InputError
 
 
@@ -106,6 +107,9 @@ def test_presets_need_neither_torch_nor_yaml() -> None:
 
 def test_presets_are_listed_in_the_order_in_which_they_are_written_down() -> None:
     written = [
-        value.name for value in vars(catalogue).values() if isinstance(value, catalogue.Preset)
+        value.name
+        for module in (catalogue, further_gpus)
+        for value in vars(module).values()
+        if isinstance(value, Preset)
     ]
     assert [row["name"] for row in presets()] == [*written, "local"]

@@ -12,6 +12,7 @@ from drawn_clusters import KINDS, drawn_clusters
 from hypothesis import given
 
 from raddle.clusters import Cluster, Device, Link, Network, cluster, topology
+from raddle.clusters.devices import EFFICIENCY
 from raddle.clusters.topology import Route, build_cluster
 from raddle.errors import InputError
 
@@ -161,7 +162,7 @@ def test_peaks_of_other_types() -> None:
     assert KINDS[0].peak("float64") == 5e12
     assert KINDS[1].peak("float64") == 3e11
     assert KINDS[0].peak("bfloat16") == 1e13
-    assert KINDS[1].efficiency == {"matmul": 0.6, "conv": 0.2, "attention": 0.35, "memory": 0.75}
+    assert KINDS[1].efficiency == {**EFFICIENCY, "conv": 0.2}
 
 
 @pytest.mark.parametrize(

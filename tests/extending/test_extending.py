@@ -48,7 +48,7 @@ TOYS = {
     "schedule": Toy("pairs", options=(*STAGES, "--schedule", "pairs")),
     "sync": Toy("eager", options=("--method", "data", "--sync", "eager")),
     "search": Toy("shortest", options=("--method", "shortest")),
-    "preset": Toy("b200", cluster="b200:1x2"),
+    "preset": Toy("a30", cluster="a30:1x2"),
     "message": Toy("release", options=(*STAGES, "--schedule", "gems-basic")),
 }
 # The fastest is run with all other tests, the others with `pytest -m slow tests/extending`.

@@ -390,6 +390,31 @@ def test_attention_flops(n: int, h: int, t: int, s: int, k: int, c: int) -> None
     assert sum(work(op, full, i).flops for i in range(3)) == 2 * n * h * t * s * (3 * k + 2 * c)
 
 
+@settings(max_examples=20)
+@given(st.integers(1, 9), st.integers(1, 9), st.data())
+def test_flops_of_causal_attention_are_those_of_the_keys_that_queries_see(
+    t: int, s: int, data: st.DataObject
+) -> None:
+    shapes = [(2, t, 3), (2, s, 3), (2, s, 5)]
+    call = Call(
+        torch.ops.aten.scaled_dot_product_attention.default,
+        tuple(T(shape) for shape in shapes),
+        {"is_causal": True},
+    )
+    graph, _, _ = build(call, 0)
+    (op,) = graph.ops
+    lo = data.draw(st.integers(0, t - 1))
+    hi = data.draw(st.integers(lo + 1, t))
+    (axis,) = (d for d, dim in enumerate(op.space.dims) if dim.size == t and d == 1)
+    full = op.space.full
+    box = Box(
+        tuple(lo if d == axis else n for d, n in enumerate(full.lo)),
+        tuple(hi if d == axis else n for d, n in enumerate(full.hi)),
+    )
+    seen = sum(min(query + 1, s) for query in range(lo, hi))
+    assert work(op, box).flops == 2 * 2 * seen * (3 + 5)
+
+
 def test_sums_of_nothing() -> None:
     b = Builder()
     x = b.add(Value("x", (4, 6), torch.float64, "nc", "input"))

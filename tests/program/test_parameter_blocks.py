@@ -215,6 +215,20 @@ def test_a_block_has_the_bytes_of_a_bucket_within_limits(bucket: int, count: int
     assert len(op_blocks(graph.ops, graph, plan, {p.name for p in graph.parameters})) == count
 
 
+def test_recomputed_layers_that_begin_without_parameters_are_gathered_one_by_one() -> None:
+    layers = (nn.Sequential(nn.ReLU(), nn.Linear(8, 8)) for _ in range(8))
+    graph = capture(
+        nn.Sequential(*layers), (torch.zeros(4, 8),), supervised(lambda y: y.sum(), targets=0)
+    )
+    recompute = tuple(
+        (a.name, b.name) for a, b in zip(graph.ops[:16:2], graph.ops[1:16:2], strict=True)
+    )
+    plan = plan_for(graph, cluster("local:2"), "data")
+    plan = dataclasses.replace(plan, recompute=recompute, bucket=0)
+    blocks = op_blocks(graph.ops, graph, plan, {p.name for p in graph.parameters})
+    assert [tuple(op.name for op in block[:2]) for block in blocks] == list(recompute)
+
+
 def test_data_parallel_is_several_segments() -> None:
     assert len(segments(data_parallel(deep()), 0)) >= 8
 

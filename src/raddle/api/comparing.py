@@ -22,7 +22,7 @@ from raddle.api.planning import (
     ignore_progress,
     read_search_settings,
 )
-from raddle.clusters import Cluster
+from raddle.clusters import Cluster, compiled
 from raddle.clusters import cluster as find_cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
@@ -101,6 +101,7 @@ def compare(
     methods: Sequence[str] | None = None,
     precision: str = "float32",
     optimizer: str = "sgd",
+    compile: bool = False,
     bn: str = "local",
     sync: str = AUTO,
     budget: float = COMPARE_SECONDS,
@@ -112,8 +113,9 @@ def compare(
 ) -> Comparison:
     """Makes a plan with each method and returns a table of their predictions, with the plans.
 
-    methods: their names or aliases; None: all methods. budget: seconds for each search. All other arguments
-    are those of `raddle.plan`. A method that fails has an `error` in its row.
+    methods: their names or aliases; None: all methods. compile: predict runs with torch.compile, not eager
+    ones. budget: seconds for each search. All other arguments are those of `raddle.plan`. A method that
+    fails has an `error` in its row.
 
     >>> import raddle
     >>> comparison = raddle.compare("mlp-tiny", 8, cluster="local:2", methods=["data", "owt"])
@@ -127,7 +129,7 @@ def compare(
         names, bn=bn, sync=sync, precision=precision, optimizer=optimizer, budget=budget, seed=seed,
         pins=pins, reduction=reduction, profile=profile,
     )  # fmt: skip
-    where = find_cluster(cluster)
+    where = compiled(find_cluster(cluster)) if compile else find_cluster(cluster)
     report = on_progress or ignore_progress
     graph, workload = capture_reporting(model, batch, loss, report)
     warm_up(jit_functions_for(names), report)

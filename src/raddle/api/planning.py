@@ -21,7 +21,7 @@ from raddle.api.jit_warmup import jit_functions_for, warm_up
 from raddle.api.modules import PlannedModel
 from raddle.api.plan_result import PlanResult, SimulatedPlan
 from raddle.api.schedules import read_schedule
-from raddle.clusters import Cluster
+from raddle.clusters import Cluster, compiled
 from raddle.clusters import cluster as find_cluster
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
@@ -82,6 +82,7 @@ def plan(
     method: str = AUTO,
     precision: str = "float32",
     optimizer: str = "sgd",
+    compile: bool = False,
     bn: str = "local",
     sync: str = AUTO,
     recompute: int | None = None,
@@ -107,6 +108,8 @@ def plan(
     method: "auto" takes the fastest of all; `raddle compare` lists the methods.
     precision: "float32", "tf32", "bf16", "fp16" (autocast) or "bf16:pure" (with float32 master weights).
     optimizer: of the training; its states need memory: "sgd", "momentum", "adam" or "adamw".
+    compile: predict a run whose segments torch.compile compiles, as it does on GPUs by default; False: an
+        eager one, unless the cluster says `compile: true`.
     bn: the samples that batch norm uses: "local" (those of a device) or "global" (the whole batch).
     sync: how copies of a parameter are synchronised, as "allreduce", "sharded", "ps", "p3"; "auto": the
         fastest that computes the same.
@@ -140,7 +143,7 @@ def plan(
     if partition is None:
         method = canonical_name(method)
     check_pipeline(method, settings)
-    where = find_cluster(cluster)
+    where = compiled(find_cluster(cluster)) if compile else find_cluster(cluster)
     report = on_progress or ignore_progress
     graph, workload = capture_reporting(model, batch, loss, report)
     warm_up(jit_functions_for([method]), report)

@@ -5,6 +5,7 @@
                                       counted
     memory                            efficiency of all other operators: the fraction of the memory's
                                       bandwidth that they reach
+    fused                             the same where torch.compile has fused them (a device with compile)
     peak                              peak FLOP/s of all data types: one factor makes all families faster
     link                              bandwidth of the links inside nodes
     network                           bandwidth of the adapters between nodes
@@ -46,6 +47,7 @@ NUMBERS: dict[str, NamedNumber] = {
     **{name: NamedNumber(text, 1e-4, EFFICIENCY_SHARE.maximum) for name, text in _FAMILIES.items()},
     "peak": NamedNumber("peak FLOP/s in float32", 1e6, 1e20),
     "memory": NamedNumber("efficiency of memory-bound operators", 1e-4, 1.0),
+    "fused": NamedNumber("efficiency of operators that torch.compile has fused", 1e-4, 1.0),
     "link": NamedNumber("bandwidth of links inside nodes, bytes/s", 1e3, 1e15),
     "network": NamedNumber("bandwidth of adapters, bytes/s", 1e3, 1e15),
     "overhead": NamedNumber("seconds per operator", 1e-9, 1.0, 1e-6),

@@ -5,6 +5,7 @@ from raddle.cli.options import (
     Batch,
     Budget,
     ClusterOption,
+    CompileOption,
     Json,
     Methods,
     Model,
@@ -30,6 +31,7 @@ def compare(
     sync: Sync = "auto",
     precision: PrecisionOption = "float32",
     optimizer: OptimizerOption = "sgd",
+    compile: CompileOption = False,  # predicts a run with torch.compile
     budget: Budget = BUDGET,
     seed: Seed = 0,
     pin: Pins = None,
@@ -45,7 +47,7 @@ def compare(
     with progress(f"{model} on {cluster}") as on_progress:
         comparison = comparing.compare(
             model, batch, cluster=cluster, methods=method_names(methods), bn=bn, sync=sync,
-            precision=precision, optimizer=optimizer, budget=budget, seed=seed,
+            precision=precision, optimizer=optimizer, compile=compile, budget=budget, seed=seed,
             pins=pin or (), reduction=reduction, profile=profile, on_progress=on_progress,
         )  # fmt: skip
     show(comparison.rows, show_comparison, as_json=as_json)

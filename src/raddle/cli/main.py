@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from raddle.cli.calibrate import calibrate
+from raddle.cli.capacity import capacity
 from raddle.cli.clusters import clusters
 from raddle.cli.compare import compare
 from raddle.cli.explain import explain
@@ -29,8 +30,8 @@ from raddle.cli.verify import verify
 from raddle.errors import FailedCandidate, InputError
 
 VERBS = (
-    models, clusters, probe, calibrate, simulate, plan, compare, schedule, partition, export, explain,
-    report, serve, run, verify, reproduce,
+    models, clusters, probe, calibrate, simulate, plan, compare, capacity, schedule, partition, export,
+    explain, report, serve, run, verify, reproduce,
 )  # fmt: skip
 
 app = typer.Typer(

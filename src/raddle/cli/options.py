@@ -75,6 +75,13 @@ OptimizerOption = Annotated[
         help="The optimizer, whose states need memory.",
     ),
 ]
+CompileOption = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        help="Predict a run with torch.compile, as `raddle run` does on GPUs; without it, an eager one.",
+    ),
+]
 OtherPrecision = Annotated[
     str | None,
     typer.Option("--precision", metavar="P", help="Precision, instead of the plan's."),

@@ -9,6 +9,7 @@ from raddle.cli.options import (
     Batch,
     Budget,
     ClusterOption,
+    CompileOption,
     Json,
     Model,
     OptimizerOption,
@@ -39,6 +40,7 @@ def plan(
     sync: Sync = "auto",
     precision: PrecisionOption = "float32",
     optimizer: OptimizerOption = "sgd",
+    compile: CompileOption = False,  # predicts a run with torch.compile
     recompute: Annotated[
         int | None,
         typer.Option(
@@ -110,8 +112,8 @@ def plan(
     with progress(f"planning {model}, {method}") as on_progress:
         result = make_plan(
             model, batch, cluster=cluster, method=method, bn=bn, sync=sync,
-            precision=precision, optimizer=optimizer, recompute=recompute, budget=budget, seed=seed,
-            pins=pin or (), reduction=reduction, schedule=schedule, stages=stages,
+            precision=precision, optimizer=optimizer, compile=compile, recompute=recompute,
+            budget=budget, seed=seed, pins=pin or (), reduction=reduction, schedule=schedule, stages=stages,
             microbatches=microbatches, epsilon=epsilon, partition=from_partition, profile=profile,
             proposals=proposals, on_progress=on_progress,
         )  # fmt: skip

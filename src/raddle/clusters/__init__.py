@@ -9,6 +9,6 @@ cluster("mine.yaml")     a YAML file; raddle/clusters/description.py shows its k
 from raddle.clusters.catalogue import presets
 from raddle.clusters.devices import Device, Link, Network
 from raddle.clusters.loading import cluster
-from raddle.clusters.topology import Cluster, Route
+from raddle.clusters.topology import Cluster, Route, compiled
 
-__all__ = ["Cluster", "Device", "Link", "Network", "Route", "cluster", "presets"]
+__all__ = ["Cluster", "Device", "Link", "Network", "Route", "cluster", "compiled", "presets"]

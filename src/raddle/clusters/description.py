@@ -20,8 +20,11 @@ All keys; comments give the defaults of optional keys:
         memory: 16 GiB
         bandwidth: 900 GB/s         # of its memory
         overhead: 5 us              # fixed time per operator
+        launch: 0 us                # the least time of an operator in eager mode, as of the host
+        compile: false              # whether torch.compile fuses what the device computes
         efficiency:                 # shares of the peak, up to 4 (Winograd); "memory": of its bandwidth
-          {matmul: 0.6, conv: 0.5, attention: 0.35, memory: 0.75}
+          # and "fused": of the bandwidth, where torch.compile has fused operators
+          {matmul: 0.6, conv: 0.5, attention: 0.35, memory: 0.75, fused: 0.75}
         workspace:                  # memory that its libraries allocate besides tensors
           {conv: 0, matmul: 0}      #   conv: multiple of a convolution's input and output; matmul: bytes
         host_overhead:              # time that communication takes from the device itself, as on a CPU:
@@ -164,7 +167,7 @@ def _device(kind: str, data: object, place: Place) -> Device:
         data,
         place,
         required=("flops", "memory", "bandwidth"),
-        optional=("overhead", "efficiency", "workspace", "host_overhead"),
+        optional=("overhead", "launch", "compile", "efficiency", "workspace", "host_overhead"),
     )
     flops = _fields(fields["flops"], place.child("flops"), required=("float32",), optional=DTYPES)
     efficiency = _fields(
@@ -176,9 +179,9 @@ def _device(kind: str, data: object, place: Place) -> Device:
     )
     # For each key of `workspace`, the kind of number that its value is.
     quantities = {"conv": MULTIPLE, "matmul": SIZE_OR_ZERO}
-    overhead = (
-        {"overhead": _number(fields, "overhead", TIME, place)} if "overhead" in fields else {}
-    )
+    seconds = {
+        key: _number(fields, key, TIME, place) for key in ("overhead", "launch") if key in fields
+    }
     return Device(
         kind=kind,
         node=0,
@@ -189,7 +192,7 @@ def _device(kind: str, data: object, place: Place) -> Device:
             key: _number(
                 efficiency,
                 key,
-                FRACTION if key == "memory" else EFFICIENCY_SHARE,
+                FRACTION if key in ("memory", "fused") else EFFICIENCY_SHARE,
                 place.child("efficiency"),
             )
             for key in efficiency
@@ -207,7 +210,8 @@ def _device(kind: str, data: object, place: Place) -> Device:
             )
             for key in host_overhead
         },
-        **overhead,
+        compile=_flag(fields, "compile", False, place),
+        **seconds,
     )
 
 

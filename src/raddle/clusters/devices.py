@@ -15,12 +15,16 @@ DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16")
 
 # Assumed efficiencies, used where nothing was measured: the fraction of the peak FLOP/s that large
 # matrix products, convolutions and attentions reach; "memory": the fraction of the memory bandwidth that
-# elementwise operators reach. A measured family may have more than 1: FLOPs are counted by the definition
+# elementwise operators reach, "fused": that compiled ones reach (Device.compile).
+# A measured family may have more than 1: FLOPs are counted by the definition
 # of an operator, and Winograd's algorithm computes a convolution of 3 x 3 with up to 4 x fewer.
-EFFICIENCY: Mapping[str, float] = {"matmul": 0.6, "conv": 0.5, "attention": 0.35, "memory": 0.75}
+EFFICIENCY: Mapping[str, float] = {
+    "matmul": 0.6, "conv": 0.5, "attention": 0.35, "memory": 0.75, "fused": 0.75
+}  # fmt: skip
 
 # Memory that a device's libraries allocate besides tensors. "conv": while a convolution runs, as a multiple
-# of the bytes of its input and output; "matmul": bytes that stay allocated.
+# of the bytes of its input and output, which it copies into another layout in eager mode;
+# "matmul": bytes that stay allocated.
 WORKSPACE: Mapping[str, float] = {"conv": 0.0, "matmul": 0.0}
 
 # Host overhead: the seconds that communication takes from the device itself, as on a CPU (0 on a GPU). It
@@ -46,6 +50,9 @@ class Device:
     efficiency: Mapping[str, float] = field(default_factory=dict, hash=False)
     workspace: Mapping[str, float] = field(default_factory=dict, hash=False)
     host_overhead: Mapping[str, float] = field(default_factory=dict, hash=False)
+    # Seconds that the host needs to start an operator in eager mode: an operator takes at least as long.
+    launch: float = 0.0
+    compile: bool = False  # torch.compile fuses what the device computes (graph/fusion.py)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops", dict(self.flops))

@@ -6,8 +6,9 @@ import os
 import re
 from difflib import get_close_matches
 
-from raddle.clusters.catalogue import LOCAL, PRESETS, Preset, local
+from raddle.clusters.catalogue import LOCAL, PRESETS, local
 from raddle.clusters.description import MAX_DEVICES
+from raddle.clusters.preset import Preset
 from raddle.clusters.topology import Cluster, build_cluster
 from raddle.errors import InputError
 

@@ -223,6 +223,8 @@ def _properties(device: Device) -> dict[str, Any]:
         "memory": device.memory,
         "bandwidth": device.bandwidth,
         "overhead": device.overhead,
+        **({"launch": device.launch} if device.launch else {}),
+        **({"compile": True} if device.compile else {}),
         "efficiency": dict(device.efficiency),
         "workspace": dict(device.workspace),
         **(
@@ -231,6 +233,16 @@ def _properties(device: Device) -> dict[str, Any]:
             else {}
         ),
     }
+
+
+def compiled(cluster: Cluster) -> Cluster:
+    """Returns the cluster with devices whose operators torch.compile fuses.
+
+    >>> from raddle.clusters import cluster
+    >>> compiled(cluster("h100")).devices[0].compile
+    True
+    """
+    return replace(cluster, devices=tuple(replace(d, compile=True) for d in cluster.devices))
 
 
 def build_cluster(name: str, nodes: Sequence[Node], collectives: Collectives = PLAIN) -> Cluster:

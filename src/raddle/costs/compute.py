@@ -4,6 +4,12 @@ The roofline: max(FLOP / FLOP rate, bytes / memory bandwidth) + a fixed overhead
 bytes follow from the operator's index notation for exactly that box. The efficiency, the fraction of the
 device's peak that is reached, depends on the operator's family: conv, matmul, attention or memory.
 
+In eager mode every operator is a kernel, which takes at least the time that the host needs to start it: a
+step of small operators is as long as the host needs, one of large operators as long as the device does. A
+convolution copies what it reads and writes into another memory layout, if the device's library needs that
+(Device.workspace). Where torch.compile compiles (Device.compile), only the bytes count that pass between
+fused kernels (graph/fusion.py), at the efficiency "fused", and the overhead counts once a kernel.
+
 A profile may have *measured blocks*: segments as they run, whose time a roofline scales to other sizes
 (measured_blocks.py). They come first.
 
@@ -28,6 +34,7 @@ from raddle.costs.native_calls import NativeCall, find_native_calls
 from raddle.costs.profile import Profile, native_call_key, profile_key
 from raddle.graph.box import Box
 from raddle.graph.dtypes import cast_dtype
+from raddle.graph.fusion import fused_ops
 from raddle.graph.gradients import operands_with_gradient
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import work
@@ -123,6 +130,7 @@ class ComputeCosts:
             op.kind,
             self.dtypes[op.name],
             self.grad_operands.get((op.name, phase)),
+            fused_ops(self.graph)[op.name],
         )
         # A profile distinguishes operators further, for example by attributes and by native calls.
         if self.profile is None:
@@ -170,7 +178,9 @@ class ComputeCosts:
     def _work_seconds(
         self, op: Op, box: Box, grad_operands: Sequence[int] | None, device: Device
     ) -> float:
-        return self._roofline_seconds(op, box, grad_operands, replace(device, overhead=0.0))
+        return self._roofline_seconds(
+            op, box, grad_operands, replace(device, overhead=0.0, launch=0.0)
+        )
 
     def block_time(self, op: Op, phase: str) -> OperatorTime | None:
         """Returns what the profile's measured blocks say about an operator in a phase, or None."""
@@ -269,18 +279,49 @@ class Speed(NamedTuple):
     bandwidth: Any  # bytes/s of memory
     flop_rate: Any  # FLOP/s; infinite if only memory bandwidth counts
     overhead: Any  # fixed seconds per operator
+    launch: Any = 0.0  # seconds: the least that an operator takes
+    # Bytes that a convolution copies, as a multiple of those that it reads and writes.
+    layout_copies: Any = 0.0
+    compiled: Any = 0.0  # 1 if torch.compile fuses operators, else 0
+
+
+# The share of a tensor core's rate that products reach whose rows are not a multiple of 16 bytes, such as a
+# vocabulary of 50,257: cuBLAS has slower kernels for them. torch.compile pads the rows.
+UNALIGNED = 0.25
+ALIGNMENT = 16  # bytes
 
 
 def speed(graph: Graph, op: Op, device: Device) -> Speed:
     """Returns the effective speed of a device for an operator."""
-    op_family, rate = family(op), math.inf
+    op_family, dtype, aligned = speed_key(graph, op)
+    compiled, rate, layout_copies = float(device.compile), math.inf, 0.0
     if op_family != "memory":
-        dtype = str(op.dtypes[0]).removeprefix("torch.")
-        # PyTorch lets float32 convolutions use TF32, and products only if the user asks for it.
-        if dtype == "float32" and (op_family == "conv" or graph.tf32_products):
-            dtype = "tf32"
         rate = device.peak(dtype) * device.efficiency[op_family]
-    return Speed(effective_bandwidth(device), rate, device.overhead)
+        # Without tensor cores, alignment does not matter.
+        if not (aligned or device.compile) and device.peak(dtype) > device.peak("float32"):
+            rate = max(rate * UNALIGNED, device.peak("float32") * device.efficiency[op_family])
+        if op_family == "conv" and not device.compile:
+            layout_copies = device.workspace["conv"]
+    bandwidth = device.bandwidth * device.efficiency["fused" if device.compile else "memory"]
+    launch = 0.0 if device.compile else device.launch
+    return Speed(bandwidth, rate, device.overhead, launch, layout_copies, compiled)
+
+
+def speed_key(graph: Graph, op: Op) -> tuple[str, str, bool]:
+    """Returns what the speed of a device for an operator depends on.
+
+    These are the family, the dtype whose peak counts, and whether tensor cores can load the operands:
+    whether the sizes of all dimensions of a product but samples are multiples of 16 bytes.
+    """
+    op_family, dtype = family(op), str(op.dtypes[0]).removeprefix("torch.")
+    # PyTorch lets float32 convolutions use TF32, and products only if the user asks for it.
+    if dtype == "float32" and (op_family == "conv" or graph.tf32_products):
+        dtype = "tf32"
+    sizes = (d.size for d in op.space.dims if d.name != "n")
+    aligned = op_family != "matmul" or all(
+        size * op.dtypes[0].itemsize % ALIGNMENT == 0 for size in sizes
+    )
+    return op_family, dtype, aligned
 
 
 def effective_bandwidth(device: Device) -> float:
@@ -330,15 +371,30 @@ def roofline(
     dtypes, and a backward casts the gradient back: a kernel each, which reads and writes memory.
     """
     if op.traits.is_view:
-        return speed.overhead
+        return speed.overhead * (1 - speed.compiled)
     cast = graph.casts.get(op.name)
     dtypes = [graph.values[n].dtype for n in (*op.inputs, *op.outputs)]
     used = [*(cast_dtype(t, cast) for t in dtypes[: len(op.inputs)]), *dtypes[len(op.inputs) :]]
-    seconds = sum(e * t.itemsize for e, t in zip(elements, used, strict=True)) / speed.bandwidth
+    fused = fused_ops(graph)[op.name]
+    passes = fused.passes(operand)
+    # How often each operand and output passes through memory: once, or as fused.
+    nbytes = [
+        e * t.itemsize * (1 + speed.compiled * (n - 1))
+        for e, t, n in zip(elements, used, passes, strict=True)
+    ]
+    seconds = sum(nbytes) / speed.bandwidth
     if family(op) != "memory":
         seconds = maximum(seconds, flops / speed.flop_rate)
+        # Each copy reads and writes.
+        seconds = seconds + 2 * speed.layout_copies * sum(nbytes) / speed.bandwidth
     for i in range(len(op.inputs)):
         if dtypes[i] != used[i] and operand in (None, i):
-            nbytes = elements[i] * (dtypes[i].itemsize + used[i].itemsize)
-            seconds = seconds + memory_pass_seconds(nbytes, speed.bandwidth, speed.overhead)
-    return seconds + speed.overhead
+            # A compiled cast is a part of the kernel that computes the value. Parameters are cast.
+            separate = 1 - speed.compiled * (graph.values[op.inputs[i]].role == "op")
+            width = dtypes[i].itemsize + used[i].itemsize
+            seconds = seconds + separate * memory_pass_seconds(
+                elements[i] * width, speed.bandwidth, speed.overhead
+            )
+    # The operators of a group share a kernel: one for the forward, and one for the backward.
+    fused_overhead = 1 - speed.compiled * (not fused.launches(operand))
+    return maximum(seconds + speed.overhead * fused_overhead, speed.launch)

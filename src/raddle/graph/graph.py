@@ -139,6 +139,11 @@ class Graph(GraphCopies):
         return {op.name: op for op in self.ops}
 
     @cached_property
+    def fused_operators(self) -> dict[str, Any]:
+        """What `fused_ops` (fusion.py) has derived; it fills this."""
+        return {}
+
+    @cached_property
     def in_precisions(self) -> dict[Hashable, Graph]:
         """Derived graphs with other dtypes, remembered by plans/value_dtypes.py."""
         return {}

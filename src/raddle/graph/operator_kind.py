@@ -16,7 +16,7 @@ from torch import Tensor
 from raddle.graph.box import Box
 from raddle.graph.graph import Op
 from raddle.graph.index import Range
-from raddle.graph.space import Space, Work
+from raddle.graph.space import Work
 from raddle.graph.traits import TRAITS, Traits
 
 # Takes a tensor for the region of each operand (None if it is absent); returns a tensor, or a tuple.
@@ -45,7 +45,7 @@ class OperatorKind:
     does no index arithmetic when it runs.
     merge: combines partial results; None if they are summed.
     flops_per_point: floating-point operations per point of the iteration space; products always have 2.
-    flops: (space, box, operand) -> floating-point operations of the forward (operand None) or of the
+    flops: (operator, box, operand) -> floating-point operations of the forward (operand None) or of the
     gradient of that operand; None: derived from the notation.
     tensor_attr: the name of an attribute, an integer, that its kernel also takes as a tensor, after its
     operands. It differs between operators that are otherwise equal, which can then share generated code.
@@ -57,7 +57,7 @@ class OperatorKind:
     kernel_factory: Callable[[OperatorTile], Kernel]
     flops_per_point: int = 1
     merge: MergeFunction | None = None
-    flops: Callable[[Space, Box, int | None], int] | None = None
+    flops: Callable[[Op, Box, int | None], int] | None = None
     tensor_attr: str = ""
 
 
@@ -138,7 +138,7 @@ def declare(
     *,
     flops_per_point: int = 1,
     merge: MergeFunction | None = None,
-    flops: Callable[[Space, Box, int | None], int] | None = None,
+    flops: Callable[[Op, Box, int | None], int] | None = None,
     tensor_attr: str = "",
 ) -> None:
     """Adds an operator kind; see OperatorKind."""
@@ -204,7 +204,7 @@ def work(op: Op, box: Box, operand: int | None = None) -> Work:
     space = op.space
     result = space.forward_work(box) if operand is None else space.backward_work(box, operand)
     flops = OPERATOR_KINDS[op.kind].flops
-    return result if flops is None else result._replace(flops=flops(space, box, operand))
+    return result if flops is None else result._replace(flops=flops(op, box, operand))
 
 
 def _reduced_points(op: Op, box: Box) -> int:

@@ -70,31 +70,31 @@ def with_prefetch(
 def op_blocks(
     ops: Sequence[Op], graph: Graph, plan: Plan, sharded: Collection[str]
 ) -> list[list[Op]]:
-    """Cuts operators into blocks, before operators that read new parameters.
+    """Cuts operators into blocks, before pieces that read new parameters.
 
-    A block has about as many bytes as a bucket of gradients (`plan.bucket`), but at least 1/32 of all
-    bytes, which is about a layer of a large network, and at most about 1/8 of all bytes.
+    A piece is an operator, a recomputed block or a fused call. A block has about as many bytes as a bucket
+    of gradients (`plan.bucket`), but at least 1/32 of all bytes, which is about a layer of a large network,
+    and at most about 1/8 of all bytes.
 
     sharded: names of the sharded parameters.
     """
-    # new_bytes: by operator, the bytes of parameters that no operator before it reads; seen: their names
-    new_bytes, seen = (
-        [],
-        set[str](),
-    )
-    for op in ops:
-        new_names = [n for n in dict.fromkeys(op.inputs) if n in sharded and n not in seen]
-        seen.update(new_names)
-        new_bytes.append(sum(graph.values[n].nbytes for n in new_names))
     uncuttable = _inner_positions(
         ops, [*plan.recompute, *(fused.ops for fused in graph.fused_calls)]
     )
+    # new_bytes: by the first operator of a piece, the bytes of parameters that no piece before it reads; a
+    # recomputed layer may begin with an operator without parameters. seen: their names
+    new_bytes, seen, first = [0] * len(ops), set[str](), 0
+    for position, op in enumerate(ops):
+        first = first if position in uncuttable else position
+        new_names = [n for n in dict.fromkeys(op.inputs) if n in sharded and n not in seen]
+        seen.update(new_names)
+        new_bytes[first] += sum(graph.values[n].nbytes for n in new_names)
     total = sum(new_bytes)
     block_bytes = max(total / MOST_BLOCKS, min(plan.bucket, total / FEWEST_BLOCKS))  # to be reached
     blocks: list[list[Op]] = [[]]
     nbytes = 0  # of the last block so far
     for position, op in enumerate(ops):
-        if new_bytes[position] and nbytes >= block_bytes and position not in uncuttable:
+        if new_bytes[position] and nbytes >= block_bytes:
             blocks.append([])
             nbytes = 0
         blocks[-1].append(op)

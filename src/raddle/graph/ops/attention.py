@@ -42,7 +42,6 @@ from raddle.graph.ops.pointwise import (
     broadcast_shape,
 )
 from raddle.graph.ops.random import next_stream
-from raddle.graph.space import Space
 from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
@@ -96,16 +95,25 @@ def _attention_kernel(tile: OperatorTile) -> Kernel:
     return lambda q, k, v, mask=None, seed=None, stream=None: attend(q, k, v)
 
 
-def _attention_flops(space: Space, box: Box, operand: int | None) -> int:
+def _attention_flops(op: Op, box: Box, operand: int | None) -> int:
     """Forward (operand None): two products. Backward: the scores again, then products for the gradients of
-    the scores, q, k and v. Those of the scores count for q (operand 0). Kernels compute all keys that a box
-    reads, or fewer: those that the causal mask hides are counted too.
+    the scores, q, k and v: 2.5 times as much. Those of the scores count for q (operand 0). Keys that a
+    causal mask hides do not count, as fused kernels leave them out. Exact dropout computes all that are
+    read.
     """
+    space = op.space
     *lead, t, c = space.output_boxes(box)[0].shape
     k = space.regions(box)[1]
     assert k is not None
-    keys, features = k.shape[-2:]  # with a causal mask, not all keys
-    pairs = 2 * math.prod(lead) * t * keys  # of query and key, times 2 FLOP per feature
+    keys, features = k.shape[-2:]  # with a causal mask, the keys up to that of the last query
+    seen = t * keys  # pairs of a query and a key
+    if op.attrs["causal"] and not op.attrs.get("exact"):
+        first = box.lo[len(lead)]  # query i sees keys 0 to i, as far as there are any
+        growing = max(
+            0, min(first + t, keys) - first
+        )  # queries that see one key more than the last
+        seen = growing * (2 * first + growing + 1) // 2 + (t - growing) * keys
+    pairs = 2 * math.prod(lead) * seen  # times 2 FLOP per feature
     # FLOPs of a product over the features of queries and keys, and of one over those of the values
     by_k, by_c = pairs * features, pairs * c
     return {None: by_k + by_c, 0: 2 * by_k + by_c, 1: by_k, 2: by_c}.get(operand, 0)

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from raddle.graph.box import Box
 from raddle.graph.builder import Builder, aten
-from raddle.graph.graph import Value
+from raddle.graph.graph import Op, Value
 from raddle.graph.operator_kind import Kernel, OperatorTile, declare, int_per_dim, numbered_integers
-from raddle.graph.space import Space
 from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
@@ -102,12 +101,13 @@ def _transposed_kernel(tile: OperatorTile) -> Kernel:
     return run
 
 
-def _transposed_flops(space: Space, box: Box, operand: int | None) -> int:
+def _transposed_flops(op: Op, box: Box, operand: int | None) -> int:
     """Returns the FLOPs of a box: each input element is multiplied with each element of the window.
 
     operand: None for the forward, else the operand whose gradient is computed; both take the same FLOPs.
     The gradient of the bias (operand 2) counts as none.
     """
+    space = op.space
     region = space.regions(box)[0]
     if region is None or (operand is not None and operand > 1):
         return 0

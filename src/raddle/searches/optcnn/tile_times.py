@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from raddle.clusters import Cluster, Device
-from raddle.costs.compute import ComputeCosts, Speed, family, roofline, speed
+from raddle.costs.compute import ComputeCosts, Speed, roofline, speed, speed_key
 from raddle.graph.box import Box
 from raddle.graph.gradients import has_backward
 from raddle.graph.graph import Op
@@ -41,7 +41,7 @@ class TileTimes:
         self.devices: list[Device] = [cluster.devices[d] for d in devices]
         self.volumes: dict[Any, Any] = {}  # cache of ranges.volume
         # By family (conv, matmul, attention, memory) and dtype.
-        self.speeds: dict[tuple[str, Any], Speed] = {}
+        self.speeds: dict[tuple[str, str, bool], Speed] = {}
 
     def cost_key(self, op: Op) -> tuple[Any, ...]:
         """Returns everything that the time of an operator depends on, besides its layout.
@@ -105,7 +105,7 @@ class TileTimes:
 
     def _speed(self, op: Op) -> Speed:
         """Returns the speeds of the sampled devices for this kind of operator, as arrays [d]."""
-        key = (family(op), op.dtypes[0])
+        key = speed_key(self.compute.graph, op)
         if key not in self.speeds:
             self.speeds[key] = Speed(
                 *np.array([speed(self.compute.graph, op, d) for d in self.devices]).T
