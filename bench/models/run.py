@@ -67,7 +67,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", default="", help="rows that start with this, as timm/swin")
     parser.add_argument("--again", action="store_true", help="rows that have a result too")
-    parser.add_argument("--retry", action="store_true", help="rows that were not captured too")
+    parser.add_argument(
+        "--retry",
+        action="store_true",
+        help="rows that were not captured, or with opaque operators, too",
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--strict", action="store_true", help="try strict torch.export too")
     parser.add_argument(
@@ -114,7 +118,8 @@ def _is_wanted(key: str, results: dict[str, Any], options: argparse.Namespace) -
     """Returns whether to measure a row: it has no result, or results are asked for once more."""
     if "outcome" not in results.get(key, {}) or options.again:
         return True
-    return bool(options.retry and results[key]["outcome"] != "captured")
+    is_captured = results[key]["outcome"] == "captured" and not results[key].get("opaque")
+    return bool(options.retry and not is_captured)
 
 
 def _in_processes(

@@ -229,6 +229,15 @@ def interpolate(draw: Any) -> Call:
     return Call(getattr(A, name).vec, (x, output, *corners, factors))
 
 
+@call
+def grid_sampler(draw: Any) -> Call:
+    rank, n, c = choose(draw, 2, 3), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    before, after = ([draw(st.integers(1, 4)) for _ in range(rank)] for _ in "xy")
+    grid = T((n, *after, rank))
+    options = draw(st.integers(0, 1)), draw(st.integers(0, 2)), draw(st.booleans())
+    return Call(A.grid_sampler.default, (T((n, c, *before)), grid, *options))
+
+
 # -- contractions ----------------------------------------------------------------------
 
 

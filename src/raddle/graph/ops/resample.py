@@ -1,6 +1,7 @@
 """Interpolation: along each dimension, an output element is a weighted sum of input elements (*taps*).
 
-interpolate   y[n c h w] = x[n c taps0(h) taps1(w)]
+interpolate    y[n c h w] = x[n c taps0(h) taps1(w)]
+grid_sampler   y[n c h w] = x[n c : :], grid[n h w :]      at positions that are data
 
 As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
 function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
@@ -21,6 +22,7 @@ from raddle.graph.builder import Builder, aten
 from raddle.graph.graph import Value
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare, int_per_dim
 from raddle.graph.ops.norm import accumulation_dtype
+from raddle.graph.ops.slicewise import access, emit_slicewise
 from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
@@ -232,3 +234,19 @@ _declare_upsample("upsample_bicubic2d", _cubic_taps)
 # torch has another parameter of the cubic convolution with antialiasing than without.
 _declare_upsample("_upsample_bicubic2d_aa", _antialiased(2.0, lambda x: _keys_weight(x, -0.5)))
 _declare_upsample("_upsample_bilinear2d_aa", _antialiased(1.0, lambda x: max(0.0, 1.0 - abs(x))))
+
+
+@aten("grid_sampler")
+def _translate_grid_sampler(
+    b: Builder, x: Value, grid: Value, mode: int, padding: int, align_corners: bool
+) -> Any:
+    spatial = list("hw" if len(x.shape) == 4 else "dhw")
+    accesses = [
+        access("x", ["n", "c", *":" * len(spatial)]),
+        access("grid", ["n", *spatial, ":"]),
+    ]
+    notation = f"{access('y', ['n', 'c', *spatial])} = {', '.join(accesses)}"
+    args = (x, grid, mode, padding, align_corners)
+    # A sum of 2 elements along each dimension, with a weight for each
+    flops = 2 * 2 ** len(spatial)
+    return emit_slicewise(b, A.grid_sampler.default, args, notation, flops_per_point=flops)
