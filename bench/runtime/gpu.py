@@ -5,8 +5,8 @@
 
 A side is one way to train, such as "raddle" or "ddp compiled" (SIDES). Each case (model, precision,
 optimizer) has a process, which makes all sides and runs them until they are compiled. Then the processes
-measure one after the other, so that nothing else runs. In a process the sides take turns, step by step; a
-round is a step of every side. What is not measured after `--seconds` is in `not_run` of the results.
+measure one after the other, so that nothing else runs. In a process the sides take turns
+(gpu_timing.py). What is not measured after `--seconds` is in `not_run` of the results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from raddle.plans.plan import Plan
 SIDES = ("eager", "compiled", "raddle", "raddle compiled", "ddp compiled", "fsdp2 compiled")
 OPTIMIZERS = ("sgd", "adamw")
 PRECISIONS = {"float32": "float32", "bfloat16": "bf16"}  # name -> precision of a plan
-ROUNDS, SECONDS = 30, 540
+ROUNDS, SECONDS = 10, 540
 TINY_CASES = ("mlp-tiny/float32/sgd", "gpt-tiny/bfloat16/adamw")
 
 

@@ -1,6 +1,7 @@
 """Times the sides of a case in turns, on a GPU or, for a trial with tiny models, on a CPU.
 
-A side is one way to train. In a round every side makes one step; the order changes from round to round.
+A side is one way to train. In a round every side makes some steps in a row, as training does: only after
+the last one the host waits for the GPU. The order of the sides changes from round to round.
 On a CPU there is no memory to count, and no wait for a GPU to find.
 """
 
@@ -17,6 +18,7 @@ import torch
 
 Step = Callable[[], object]
 WARMUP = 4  # steps of each side before the timed ones: they compile
+IN_A_ROW = 5  # steps of a side in a round
 
 
 class Prepared(NamedTuple):
@@ -58,7 +60,7 @@ def prepare(makers: Mapping[str, Callable[[], Step]]) -> Prepared:
 
 
 def measure(prepared: Prepared, rounds: int) -> dict[str, Any]:
-    """Time the sides in turns; return medians, quartiles, peaks of memory and waits for the GPU."""
+    """Time the sides in turns; return ms a step, peaks of memory and waits for the GPU."""
     steps = prepared.steps
     times: dict[str, list[float]] = {side: [] for side in steps}
     peaks: dict[str, float] = {}
@@ -66,10 +68,11 @@ def measure(prepared: Prepared, rounds: int) -> dict[str, Any]:
         for side in list(steps) if number % 2 else list(steps)[::-1]:
             synchronize()
             before, start = _reset_peak(), time.perf_counter()
-            steps[side]()
+            for _ in range(IN_A_ROW):
+                steps[side]()
             synchronize()
             if number >= 0:
-                times[side].append(1e3 * (time.perf_counter() - start))
+                times[side].append(1e3 * (time.perf_counter() - start) / IN_A_ROW)
                 # The memory of this side alone: its states, and the bytes that a step adds.
                 peak = _peak() - before + prepared.state_bytes[side]
                 peaks[side] = max(peaks.get(side, 0.0), peak / 2**20)

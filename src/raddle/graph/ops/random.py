@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from raddle.graph.box import Box
 from raddle.graph.builder import Builder, aten
 from raddle.graph.graph import Value
 from raddle.graph.operator_kind import Kernel, OperatorTile, declare
+from raddle.graph.ops.compiled_mask import CompiledMask, Mask
 from raddle.graph.ops.pointwise import pointwise_notation
 from raddle.graph.traits import SavedTensors, Traits
 
@@ -78,13 +80,31 @@ def drop(
     stream: see `random_key`. Along a dimension where the box has one element, and x has more, the mask is
     broadcast.
     """
+    scale = 0.0 if probability >= 1 else 1 / (1 - probability)
+    if x.is_cuda and x.shape == box.shape and not torch.compiler.is_compiling():
+        keep = _compiled_mask(box, tuple(shape), probability, x.device)(seed, stream)
+        # The product x * keep * scale as one kernel, forward and backward
+        dropped: Tensor = torch.ops.aten.native_dropout_backward(x, keep, scale)
+        return dropped
+    return x * keep_mask(box, shape, probability, x.device)(seed, stream) * scale
+
+
+def keep_mask(box: Box, shape: Sequence[int], probability: float, device: torch.device) -> Mask:
+    """Returns the function that says which elements of a box are kept, from the seed and the stream."""
     # The random bits are a signed integer from -2**31 on, so the threshold is shifted by as much.
     threshold = min(round(probability * 2**32), 2**32 - 1) - 2**31
-    scale = 0.0 if probability >= 1 else 1 / (1 - probability)
-    key = random_key(seed, stream).to(x.device)
-    keep = random_bits(box, shape, key) >= threshold
-    dropped: Tensor = x * keep * scale
-    return dropped
+
+    def mask(seed: Tensor, stream: Tensor | int) -> Tensor:
+        return random_bits(box, shape, random_key(seed, stream).to(device)) >= threshold
+
+    return mask
+
+
+@cache
+def _compiled_mask(
+    box: Box, shape: tuple[int, ...], probability: float, device: torch.device
+) -> CompiledMask:
+    return CompiledMask(keep_mask(box, shape, probability, device))
 
 
 def _dropout_kernel(tile: OperatorTile) -> Kernel:
