@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from raddle.errors import InputError
 
+A = torch.ops.aten
 CTC_LOSS: Any = F.ctc_loss
 
 
@@ -32,6 +33,38 @@ def ctc_losses(
 @ctc_losses.register_fake
 def _(x: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape[1])
+
+
+@torch.library.custom_op("raddle::ctc_gradient", mutates_args=())
+def _ctc_gradient(
+    gradient: Tensor, x: Tensor, targets: Tensor, lengths: Tensor, target_lengths: Tensor, blank: int,
+    zero_infinity: bool,
+) -> Tensor:  # fmt: skip
+    """Returns the gradient of x, given that of the losses."""
+    arguments = (x, targets, lengths, target_lengths)
+    losses, alpha = A._ctc_loss.Tensor(*arguments, blank, zero_infinity)
+    dx: Tensor = A._ctc_loss_backward.Tensor(
+        gradient, *arguments, losses, alpha, blank, zero_infinity
+    )
+    return dx
+
+
+@_ctc_gradient.register_fake
+def _(gradient: Tensor, x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _save_arguments(ctx: Any, inputs: Any, output: Tensor) -> None:
+    *tensors, ctx.blank, ctx.zero_infinity = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    dx = _ctc_gradient(gradient, *ctx.saved_tensors, ctx.blank, ctx.zero_infinity)
+    return dx, None, None, None, None, None
+
+
+ctc_losses.register_autograd(_backward, setup_context=_save_arguments)
 
 
 class CtcLosses(TorchFunctionMode):

@@ -14,9 +14,11 @@ a device; `_translate_x` turns an ATen call into operators of the builder `b`. `
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from raddle.graph.box import Box
@@ -30,7 +32,50 @@ from raddle.graph.traits import SavedTensors, Traits
 A = torch.ops.aten
 
 
-# -- grouped products ------------------------------------------------------------------
+# -- grouped products: operators of torch.library, so that torch.compile does not look inside ---------
+
+
+@torch.library.custom_op("raddle::grouped_mm", mutates_args=())
+def grouped_mm(x: Tensor, w: Tensor, bounds: Tensor) -> Tensor:
+    """Returns the rows bounds[e] to bounds[e+1]-1 of x times w[e], and zeros for the other rows."""
+    y = x.new_zeros(x.shape[0], w.shape[2])
+    for e, (lo, hi) in enumerate(pairwise(bounds.tolist())):
+        y[lo:hi] = x[lo:hi] @ w[e]
+    return y
+
+
+@grouped_mm.register_fake
+def _(x: Tensor, w: Tensor, bounds: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], w.shape[2])
+
+
+@torch.library.custom_op("raddle::grouped_mm_backward", mutates_args=())
+def _grouped_mm_backward(
+    gradient: Tensor, x: Tensor, w: Tensor, bounds: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of x and w."""
+    dx, dw = torch.zeros_like(x), torch.zeros_like(w)
+    for e, (lo, hi) in enumerate(pairwise(bounds.tolist())):
+        dx[lo:hi] = gradient[lo:hi] @ w[e].t()
+        dw[e] = x[lo:hi].t() @ gradient[lo:hi]
+    return dx, dw
+
+
+@_grouped_mm_backward.register_fake
+def _(gradient: Tensor, x: Tensor, w: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(w)
+
+
+def _save_operands(ctx: Any, inputs: Any, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    dx, dw = _grouped_mm_backward(gradient, *ctx.saved_tensors)
+    return dx, dw, None
+
+
+grouped_mm.register_autograd(_backward, setup_context=_save_operands)
 
 
 def _grouped_notation(sig: Signature) -> str:
@@ -50,15 +95,13 @@ def _grouped_kernel(tile: OperatorTile) -> Kernel:
     # torch has no kernel for float64, in which plans are verified.
     if tile.is_full and tile.attrs["native"] and tile.op.dtypes[0] != torch.float64:
         return lambda x, w, ends: A._grouped_mm.default(x, w, ends)
-    (row0, row1), (e0, e1) = tile.box.lo[0:1] + tile.box.hi[0:1], tile.range("e")
+    row0, rows, (e0, e1) = tile.box.lo[0], tile.shape[0], tile.range("e")
 
     def run(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
-        # bounds: of the rows of each expert, counted from the first row of the tile
-        bounds = [min(max(end - row0, 0), row1 - row0) for end in [0, *ends.tolist()]]
-        parts = [x[bounds[e] : bounds[e + 1]] @ w[e - e0] for e in range(e0, e1)]
-        before, after = bounds[e0], row1 - row0 - bounds[e1]
-        zeros = [x.new_zeros(rows, w.shape[-1]) for rows in (before, after)]
-        return torch.cat([zeros[0], *parts, zeros[1]])
+        # bounds: of the rows of each expert of the tile, counted from its first row
+        bounds = F.pad(ends, (1, 0))[e0 : e1 + 1] - row0
+        product: Tensor = grouped_mm(x, w, bounds.clamp(0, rows))
+        return product
 
     return run
 

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raddle.graph.builder import Builder, NotSplittable, aten
+from raddle.graph.ctc import ctc_losses
 from raddle.graph.graph import Value
 from raddle.graph.operator_kind import Kernel, OperatorTile, declare
 from raddle.graph.ops.gather import pick
@@ -200,9 +201,14 @@ def _translate_nll(
 def _ctc_kernel(tile: OperatorTile) -> Kernel:
     """Returns the kernel that computes the loss of each sample."""
     blank, zero_infinity = tile.attrs["blank"], tile.attrs["zero_infinity"]
-    return lambda x, targets, lengths, target_lengths: F.ctc_loss(
-        x, targets, lengths, target_lengths, blank, "none", zero_infinity
-    )
+
+    def run(x: Tensor, targets: Tensor, lengths: Tensor, target_lengths: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # torch.compile refuses F.ctc_loss
+            losses: Tensor = ctc_losses(x, targets, lengths, target_lengths, blank, zero_infinity)
+            return losses
+        return F.ctc_loss(x, targets, lengths, target_lengths, blank, "none", zero_infinity)
+
+    return run
 
 
 declare(
