@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import yaml
+from drawn_blocks import drawn_blocks
 from torch import Tensor, nn
 
 from raddle.api.schedules import read_schedule
@@ -172,7 +173,12 @@ def profiles() -> list[str]:
             seconds[profile_key(op, box, "F", None, kind)] = 1e-4 * (1 + number)
             back = tuple(k for k, name in enumerate(op.inputs) if name in active)
             seconds[profile_key(op, box, "B", back, kind)] = 2e-4 * (1 + number)
-    return [_saved_text(Profile(seconds).save), _saved_text(Profile().save)]
+    profiles = [
+        Profile(seconds),
+        Profile(),
+        Profile(seconds, drawn_blocks(GRAPH, CLUSTER.devices[0])),
+    ]
+    return [_saved_text(profile.save) for profile in profiles]
 
 
 def use_profile(path: pathlib.Path) -> object:

@@ -120,8 +120,9 @@ def test_every_time_of_a_profile_is_one(bad: Any, tmp_path: pathlib.Path) -> Non
 
 @pytest.mark.parametrize(
     "text",
-    ["[]", "{}", '{"raddle-profile": 1}', '{"raddle-profile": 1, "seconds": []}',
-     '{"raddle-profile": true, "seconds": {}}', '{"raddle-profile": 2, "seconds": {}}'],
+    ["[]", "{}", '{"raddle-profile": 2}', '{"raddle-profile": 2, "seconds": [], "blocks": null}',
+     '{"raddle-profile": true, "seconds": {}}', '{"raddle-profile": 1, "seconds": {}}',
+     '{"raddle-profile": 2, "seconds": {}}', '{"raddle-profile": 2, "seconds": {}, "blocks": []}'],
 )  # fmt: skip
 def test_no_profiles(text: str, tmp_path: pathlib.Path) -> None:
     (tmp_path / "p.json").write_text(text)

@@ -196,6 +196,9 @@ def read_search_settings(
     profile: a profile, or the path of its file.
     """
     check_settings(methods, bn=bn, sync=sync, precision=precision, optimizer=optimizer)
+    loaded_profile = load_optional_profile(profile)
+    if loaded_profile is not None and loaded_profile.blocks is not None:
+        loaded_profile.blocks.check_precision(precision)
     if isinstance(pins, Mapping):
         pins = [f"{pattern}={split}" for pattern, split in pins.items()]
     return Settings(
@@ -207,7 +210,7 @@ def read_search_settings(
         seed=seed,
         pins=tuple(read_pin(text) for text in pins or ()),
         reduction=reduction,
-        profile=load_optional_profile(profile),
+        profile=loaded_profile,
     )
 
 

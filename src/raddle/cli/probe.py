@@ -1,12 +1,13 @@
-"""The verb `probe`: measures this machine, or the operators of a model on it."""
+"""The verb `probe`: measures this machine, or the blocks or operators of a model on it."""
 
 from typing import Annotated
 
 import typer
 
-from raddle.cli.options import Batch, Json
+from raddle.cli.options import Batch, Json, PrecisionOption
 from raddle.cli.output import check_folder, show
 from raddle.cli.preparation import capture_with_spinner
+from raddle.errors import InputError
 
 
 def probe(
@@ -29,15 +30,26 @@ def probe(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Measure the operators of this model instead, into the file of --profile.",
+            help="Measure this model instead, as it runs on one device, into the file of --profile.",
         ),
     ] = None,
+    precision: PrecisionOption = "float32",
+    compile: Annotated[
+        bool, typer.Option("--compile", help="With --model: through torch.compile, as GPUs run it.")
+    ] = False,
+    operators: Annotated[
+        bool,
+        typer.Option(
+            "--operators",
+            help="With --model: one operator at a time, as the methods split them, on the CPU.",
+        ),
+    ] = False,
     batch: Batch = None,
     cluster: Annotated[
         str | None,
         typer.Option(
             metavar="C",
-            help="With --model: the cluster whose plans split the operators; default: local:RANKS.",
+            help="With --model: the cluster that plans are for; default: local:RANKS.",
         ),
     ] = None,
     profile: Annotated[
@@ -47,10 +59,22 @@ def probe(
 ) -> None:
     """Measure this machine: the speed of N ranks that compute at the same time, and of their messages.
 
-    With --model, measure the operators of that model as the methods would split them.
+    With --model, measure what a device runs: the blocks of that model, forward and backward, in their
+    precision. Plans for other batches and for tiles are predicted from them.
     """
-    if model is not None:
+    if model is None and (operators or compile):
+        raise InputError("--operators and --compile are for --model: name one.")
+    if operators and (compile or precision != "float32"):
+        raise InputError(
+            "--operators measures single operators in float32, not compiled: drop --operators."
+        )
+    if model is not None and operators:
         _measure_operators(model, batch, cluster or f"local:{ranks}", profile, fresh, as_json)
+        return
+    if model is not None:
+        _measure_blocks(
+            model, batch, cluster or f"local:{ranks}", profile, precision, compile, as_json
+        )
         return
     from raddle.api import probing
     from raddle.reports.progress import progress_bar
@@ -88,3 +112,36 @@ def _measure_operators(
         )
     result = {"model": model, "profile": path, "entries": entries, "measured": new}
     show(result, show_profile, as_json=as_json)
+
+
+def _measure_blocks(
+    model: str,
+    batch: int | None,
+    cluster: str,
+    path: str,
+    precision: str,
+    compile: bool,
+    as_json: bool,
+) -> None:
+    """Measure a model's blocks, write them to the profile file `path`, and print their number."""
+    from raddle.api import clusters
+    from raddle.api.probing import measure_blocks
+    from raddle.reports.progress import progress_bar
+    from raddle.reports.tables.probe import show_blocks
+
+    check_folder(path)
+    target_cluster = clusters.cluster(cluster)
+    with progress_bar(f"measuring {model}") as on_progress:
+        count = measure_blocks(
+            model, batch, target_cluster, path, precision=precision, compile=compile,
+            on_progress=on_progress,
+        )  # fmt: skip
+    result = {
+        "model": model,
+        "profile": path,
+        "blocks": count,
+        "precision": precision,
+        "compiled": compile,
+        "cluster": cluster,
+    }
+    show(result, show_blocks, as_json=as_json)

@@ -4,6 +4,9 @@ The roofline: max(FLOP / FLOP rate, bytes / memory bandwidth) + a fixed overhead
 bytes follow from the operator's index notation for exactly that box. The efficiency, the fraction of the
 device's peak that is reached, depends on the operator's family: conv, matmul, attention or memory.
 
+A profile may have *measured blocks*: segments as they run, whose time a roofline scales to other sizes
+(measured_blocks.py). They come first.
+
 A *native call* is one PyTorch call that computes several operators of the graph, as batch norm or LSTM do;
 a profile may have its seconds, and each operator gets a share of them (native_calls.py).
 
@@ -15,10 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from raddle.clusters import Device
+from raddle.costs.measured_blocks import OperatorTime
 from raddle.costs.native_calls import NativeCall, find_native_calls
 from raddle.costs.profile import Profile, native_call_key, profile_key
 from raddle.graph.box import Box
@@ -58,9 +63,11 @@ class ComputeCosts:
         candidates = find_native_calls(graph) if native_calls is None and profile else native_calls
         # Without a profile no native call has measured seconds, so none is used. With a split backward,
         # operators with parameters run by themselves (program/segments.py).
+        # Operators of measured blocks run as they were measured, in native calls or not.
         self.native_calls = {
             name: call for name, call in (candidates or {}).items()
             if profile and not (split_backward and call.has_parameters)
+            and not (profile.blocks and name in profile.blocks.operators)
         }  # fmt: skip
         # (operator, phase "B" or "W") -> numbers of the operands whose gradients the phase computes
         self.grad_operands: dict[tuple[str, str], tuple[int, ...]] = {}
@@ -82,6 +89,8 @@ class ComputeCosts:
             for op in graph.ops
         }
         self.cache: dict[tuple[object, ...], float] = {}
+        # By operator and phase ("F" or "B"), what the profile's measured blocks say about it.
+        self.block_times: dict[tuple[str, str], OperatorTime | None] = {}
 
     def seconds(self, op: Op, box: Box, phase: str, device: Device) -> float:
         """Returns the seconds of a box in a phase ("F", "R", "B" or "W") on a device."""
@@ -93,7 +102,9 @@ class ComputeCosts:
         key = (*self.cost_key(op, phase), box, device.kind)
         seconds = self.cache.get(key)
         if seconds is None:
-            measured = self._measured_op(op, box, grad_operands, device.kind)
+            measured = self._block_seconds(op, box, phase, device)
+            if measured is None:
+                measured = self._measured_op(op, box, grad_operands, device.kind)
             if measured is None and grad_operands:
                 measured = self._measured_part(op, box, grad_operands, device)
             seconds = (
@@ -114,7 +125,9 @@ class ComputeCosts:
             self.grad_operands.get((op.name, phase)),
         )
         # A profile distinguishes operators further, for example by attributes and by native calls.
-        return content if self.profile is None else (*content, self._profile_keys[op.name])
+        if self.profile is None:
+            return content
+        return (*content, self._profile_keys[op.name], self.block_time(op, phase))
 
     @cached_property
     def _profile_keys(self) -> Mapping[str, str]:
@@ -129,16 +142,62 @@ class ComputeCosts:
             keys[name] += f" {call.time_shares[name]} {call_key}"
         return keys
 
-    def measured_seconds(self, op: Op, box: Box, phase: str, device_kind: str) -> float | None:
-        """Returns the seconds that the profile has for just this tile and phase; None if it has none."""
+    def measured_seconds(self, op: Op, box: Box, phase: str, device: Device) -> float | None:
+        """Returns the seconds that the profile has for this tile and phase; None if it has none.
+
+        A measured block has them for a tile of any size, everything else for just this size.
+        """
         call_seconds = (
-            self._measured_native_call(op, box, phase, device_kind)
+            self._measured_native_call(op, box, phase, device.kind)
             if op.name in self.native_calls
-            else None
+            else self._block_seconds(op, box, phase, device)
         )
         if call_seconds is not None:
             return call_seconds
-        return self._measured_op(op, box, self.grad_operands.get((op.name, phase)), device_kind)
+        return self._measured_op(op, box, self.grad_operands.get((op.name, phase)), device.kind)
+
+    # -- measured blocks -----------------------------------------------------------------------------
+
+    def identity(self, op: Op) -> str:
+        """Returns what an operator is, for measured blocks: its label and its dtypes."""
+        dtypes = (str(t).removeprefix("torch.") for t in self.dtypes[op.name])
+        return f"{op.label} {' '.join(dtypes)}{' tf32' * self.graph.tf32_products}"
+
+    def work_seconds(self, op: Op, box: Box, phase: str, device: Device) -> float:
+        """Returns the roofline seconds of a tile without overheads: its amount of work on a device."""
+        return self._work_seconds(op, box, self.grad_operands.get((op.name, phase)), device)
+
+    def _work_seconds(
+        self, op: Op, box: Box, grad_operands: Sequence[int] | None, device: Device
+    ) -> float:
+        return self._roofline_seconds(op, box, grad_operands, replace(device, overhead=0.0))
+
+    def block_time(self, op: Op, phase: str) -> OperatorTime | None:
+        """Returns what the profile's measured blocks say about an operator in a phase, or None."""
+        blocks = self.profile.blocks if self.profile else None
+        if blocks is None:
+            return None
+        measured_phase = "B" if (op.name, phase) in self.grad_operands else "F"
+        key = op.name, measured_phase
+        if key not in self.block_times:
+            self.block_times[key] = blocks.find(op.name, self.identity(op), measured_phase)
+        return self.block_times[key]
+
+    def _block_seconds(self, op: Op, box: Box, phase: str, device: Device) -> float | None:
+        """Returns an operator's share of the seconds of its measured block, or None."""
+        time = self.block_time(op, phase)
+        if time is None or not (
+            self.profile and self.profile.blocks and self.profile.blocks.check_device(device)
+        ):
+            return None
+        grad_operands = self.grad_operands.get((op.name, phase))
+        work = self._work_seconds(op, box, grad_operands, device)
+        all_operands = self.all_grad_operands[op.name]
+        if grad_operands is None or grad_operands == all_operands:
+            return time.seconds(work)
+        return time.seconds(work, work / (self._work_seconds(op, box, all_operands, device) or 1.0))
+
+    # -- single operators and native calls -------------------------------------------------------------
 
     def _measured_op(
         self, op: Op, box: Box, grad_operands: Sequence[int] | None, device_kind: str
@@ -227,6 +286,25 @@ def speed(graph: Graph, op: Op, device: Device) -> Speed:
 def effective_bandwidth(device: Device) -> float:
     """Returns the bytes/s that elementwise operators read and write in a device's memory."""
     return device.bandwidth * device.efficiency["memory"]
+
+
+class MemoryRate(NamedTuple):
+    """How fast a device reads and writes memory in a pass: bytes/s, and fixed seconds."""
+
+    bandwidth: float
+    overhead: float
+
+
+def merge_rate(device: Device) -> MemoryRate:
+    """Returns the rate of merges of partial results."""
+    return MemoryRate(effective_bandwidth(device), device.overhead)
+
+
+def update_rate(device: Device, profile: Profile | None) -> MemoryRate:
+    """Returns the rate of updates of parameters. A profile has measured all updates of a step together."""
+    if profile is not None and profile.blocks is not None and profile.blocks.check_device(device):
+        return MemoryRate(profile.blocks.update_bandwidth, 0.0)
+    return merge_rate(device)
 
 
 def memory_pass_seconds(nbytes: Any, bandwidth: Any, overhead: Any) -> Any:

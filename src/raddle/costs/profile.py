@@ -2,7 +2,7 @@
 
 A profile is a JSON file that a user can keep and copy. Its keys say what was run (the operator's notation
 and attributes, the shape of the box, the dtype, forward or backward) on which kind of device; its values
-are seconds.
+are seconds. It may also have the measured blocks of a model (measured_blocks.py), which come before these.
 
 Arguments: phase is "F" (forward) or "B" (backward); grad_operands are the numbers of the operands whose
 gradients the backward computes, None for a forward; device_kind is Device.kind of the cluster.
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raddle.costs.measured_blocks import MeasuredBlocks, read_blocks
 from raddle.costs.native_calls import NativeCall, find_native_calls
 from raddle.errors import InputError, quote
 from raddle.files import Fields, read_json, write_json
@@ -30,16 +31,18 @@ from raddle.graph.ops import make_kernel
 from raddle.graph.ops.fused import FUSED_KERNELS
 from raddle.plans.tiling import Tiling
 
-VERSION = 1
+VERSION = 2
 MAX_SECONDS = 1e6  # of an operator; longer times in a file are an error
 NATIVE_CALL = "native"  # marks keys of native calls (native_calls.py)
 
 
 class Profile:
-    """Measured seconds by key (`profile_key`, `native_call_key`)."""
+    """Measured seconds by key (`profile_key`, `native_call_key`), and the measured blocks of a model."""
 
-    def __init__(self, seconds: Mapping[str, float] | None = None) -> None:
-        self.seconds = dict(seconds or {})
+    def __init__(
+        self, seconds: Mapping[str, float] | None = None, blocks: MeasuredBlocks | None = None
+    ) -> None:
+        self.seconds, self.blocks = dict(seconds or {}), blocks
 
     def find(
         self, op: Op, box: Box, phase: str, grad_operands: Sequence[int] | None, device_kind: str
@@ -60,8 +63,9 @@ class Profile:
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the profile as a JSON file."""
-        data = {"raddle-profile": VERSION, "seconds": dict(sorted(self.seconds.items()))}
-        write_json(path, data)
+        blocks = None if self.blocks is None else self.blocks.to_dict()
+        seconds = dict(sorted(self.seconds.items()))
+        write_json(path, {"raddle-profile": VERSION, "seconds": seconds, "blocks": blocks})
 
 
 def load_profile(path: str | pathlib.Path) -> Profile:
@@ -70,8 +74,12 @@ def load_profile(path: str | pathlib.Path) -> Profile:
     version = data.get("raddle-profile") if isinstance(data, dict) else None
     if type(version) is not int or version != VERSION:
         raise InputError(f"{quote(path)} is no profile of version {VERSION}: measure again.")
-    seconds = Fields.from_data(data, quote(path), ["seconds"]).object("seconds")
-    return Profile({name: seconds.number(name, 0, MAX_SECONDS) for name in seconds.data})
+    fields = Fields.from_data(data, quote(path), ["seconds", "blocks"])
+    seconds, blocks = fields.object("seconds"), fields.data["blocks"]
+    return Profile(
+        {name: seconds.number(name, 0, MAX_SECONDS) for name in seconds.data},
+        None if blocks is None else read_blocks(blocks, quote(path)),
+    )
 
 
 def profile_key(
@@ -136,7 +144,7 @@ def measure(
     over; repeats: number of timed calls, whose median counts; progress: called with the name of each
     operator before it is measured.
     """
-    profile = Profile(previous.seconds if previous else None)
+    profile = Profile(previous.seconds, previous.blocks) if previous else Profile()
     calls = find_native_calls(graph)
     for op, box in boxes:
         operands_of_op = tuple(grad_operands[op.name])  # the operands with a gradient

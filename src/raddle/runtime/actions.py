@@ -54,6 +54,7 @@ class Call:
     # The last arguments: the code's integers, as tensors (function_writer.py). They never change.
     numbers: tuple[torch.Tensor, ...] = ()
     active_results: list[int] = field(default_factory=list)  # indices of results with a gradient
+    operators: tuple[str, ...] = ()  # of a segment: their names
 
 
 @dataclass

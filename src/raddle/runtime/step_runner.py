@@ -88,6 +88,11 @@ class StepRunner:
         """Returns the metrics of each step of the last run."""
         return self._running_executor.losses.metrics.by_step
 
+    def executor_for(self, samples: int) -> Executor:
+        """Returns the executor that runs the steps of batches with so many samples."""
+        planned = self.setup.plan.batch or self.setup.graph.batch
+        return self.executor if samples == planned else self._resized_step(samples).executor
+
     def set_seed(self, seed: int) -> None:
         """Sets the seed of random numbers in all executors."""
         for executor in (

@@ -10,12 +10,19 @@ The methods `add_...` take the number of an instruction in the program, and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import numpy as np
 
-from raddle.clusters import Cluster
-from raddle.costs.compute import ComputeCosts, effective_bandwidth, memory_pass_seconds
+from raddle.clusters import Cluster, Device
+from raddle.costs.compute import (
+    ComputeCosts,
+    MemoryRate,
+    memory_pass_seconds,
+    merge_rate,
+    update_rate,
+)
 from raddle.costs.native_calls import applicable_native_calls
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Op
@@ -33,6 +40,7 @@ class ComputeTasks:
         self, table: TaskTable, program: Program, cluster: Cluster, profile: Profile | None
     ) -> None:
         self.table, self.program, self.cluster = table, program, cluster
+        self.update_rate = partial(update_rate, profile=profile)  # of a device
         plan = program.plan
         # native_calls: composites that run as one PyTorch call (costs/native_calls.py); only with a profile
         self.costs = ComputeCosts(
@@ -57,7 +65,9 @@ class ComputeTasks:
         memory_passes = [(cell.devices, merged_bytes(cell, element_bytes)) for cell in merge.cells]
         self.table.add_compute(
             number,
-            *_devices_and_nanoseconds(self._memory_pass_seconds(merge.devices, memory_passes)),
+            *_devices_and_nanoseconds(
+                self._memory_pass_seconds(merge.devices, memory_passes, merge_rate)
+            ),
             merge.deps,
         )
 
@@ -69,23 +79,23 @@ class ComputeTasks:
             (region.updaters, bytes_per_element * program.updated_elements(region))
             for region in update.regions
         ]
-        seconds = self._memory_pass_seconds(update.devices, memory_passes)
+        seconds = self._memory_pass_seconds(update.devices, memory_passes, self.update_rate)
         unordered = update.parameter in self.program.slices
         self.table.add_compute(
             number, *_devices_and_nanoseconds(seconds), update.deps, unordered=unordered
         )
 
     def _memory_pass_seconds(
-        self, devices: Iterable[int], memory_passes: Iterable[tuple[Iterable[int], int]]
+        self,
+        devices: Iterable[int],
+        memory_passes: Iterable[tuple[Iterable[int], int]],
+        rate: Callable[[Device], MemoryRate],
     ) -> dict[int, float]:
         """Returns by device the seconds of its memory passes; memory_passes: (devices, bytes) of each."""
         seconds = dict.fromkeys(devices, 0.0)
         for devices_of_pass, nbytes in memory_passes:
             for d in devices_of_pass:
-                device = self.cluster.devices[d]
-                seconds[d] += memory_pass_seconds(
-                    nbytes, effective_bandwidth(device), device.overhead
-                )
+                seconds[d] += memory_pass_seconds(nbytes, *rate(self.cluster.devices[d]))
         return seconds
 
     def _run_seconds(self, run: Run) -> dict[int, float]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn_blocks import drawn_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_plans import cluster_named, every_sync, random_plan, random_tiling, sync_texts
@@ -188,6 +189,8 @@ def test_a_step_takes_as_long_with_measured_operators_and_native_calls(
     plan, on = draw_plan(graph, seed, bn="global", sync=sync), cluster_named(machine)
     plan = replace(plan, bn=bn, order=())
     profile = made_up_profile(graph, plan, on.devices[0].kind, seed)
+    if seed % 2:
+        profile.blocks = drawn_blocks(graph, on.devices[0], seed)
     try:
         expected = int(simulate(lower(graph, plan), on, profile).end.max())
     except InputError:

@@ -86,3 +86,12 @@ def show_profile(result: Mapping[str, Any]) -> None:
         f"{result['measured']} operators of {result['model']} measured; "
         f"'{result['profile']}' holds {result['entries']}: use it with --profile."
     )
+
+
+def show_blocks(result: Mapping[str, Any]) -> None:
+    """Print how many blocks of a model `raddle probe --model` measured, and how to use them."""
+    print(
+        f"{plural(result['blocks'], 'block')} of {result['model']} measured in {result['precision']}, "
+        f"{'compiled' if result['compiled'] else 'eager'}: use them with --cluster {result['cluster']} "
+        f"--precision {result['precision']} --profile {result['profile']}."
+    )

@@ -79,6 +79,7 @@ class CallBuilder:
             code_key, ops, self._needed_outside(ops, key.variant), key, in_place=not recomputed
         )
         call = self._call(code, code_key, key, _label(ops))
+        call.operators = tuple(op.name for op in ops)
         call.recompute = call.backward and recomputed
         # Without weights there is no phase "W".
         call.split_backward = self.program.plan.split_backward and bool(call.weights)

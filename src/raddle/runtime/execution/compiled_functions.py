@@ -167,11 +167,26 @@ class CompiledFunctions:
 
     def _wrap(self, function: Function) -> Function:
         """Returns the function that compiles itself when it is called for the first time."""
-        # torch.compile takes a mode only for its own backend
-        mode = self.mode if self.backend == "inductor" else None
+        # torch.compile takes a mode only for its own backend, and either a mode or options.
+        mode = self.mode if self.backend == "inductor" and self.mode != "default" else None
+        options: Any = None if mode else {"guard_filter_fn": _checks_without_globals}
         return torch.compile(
-            function, fullgraph=True, dynamic=False, backend=self.backend, mode=mode
+            function,
+            fullgraph=True,
+            dynamic=False,
+            backend=self.backend,
+            mode=mode,
+            options=options,
         )
+
+
+def _checks_without_globals(checks: Sequence[Any]) -> list[bool]:
+    """Returns which checks torch.compile keeps and makes before each call: all but those of globals.
+
+    The globals of a generated function are its kernels, which never change. To check all their attributes
+    takes the host as long as to start some tenths of the function's kernels.
+    """
+    return [not check.is_global for check in checks]
 
 
 def _rehearse_phases(

@@ -46,14 +46,16 @@ class TileTimes:
     def cost_key(self, op: Op) -> tuple[Any, ...]:
         """Returns everything that the time of an operator depends on, besides its layout.
 
-        It is a tuple (operator kind, dtypes, numbers of the operands that get a gradient). The last entry
-        is None if the operator has no backward.
+        It is a tuple (operator kind, dtypes, numbers of the operands that get a gradient, and what measured
+        blocks say about it in both phases). The third entry is None if the operator has no backward.
         """
         key = self.keys.get(op.name)
         if key is None:
             with_backward = has_backward(op, self.active)
             grad_operands = self.compute.grad_operands[op.name, "B"] if with_backward else None
-            key = self.keys[op.name] = (op.kind, self.compute.dtypes[op.name], grad_operands)
+            blocks = [self.compute.block_time(op, phase) for phase in "FB"]
+            key = (op.kind, self.compute.dtypes[op.name], grad_operands, *blocks)
+            self.keys[op.name] = key
         return key
 
     def seconds(self, op: Op, layout: MemberLayout) -> Array:
@@ -145,7 +147,7 @@ class TileTimes:
             spans = (r.span(x, d) for r in layout.dims)
             box = Box.full([hi - lo for lo, hi in spans])
             for phase, seconds in zip("FB", both, strict=True):
-                time = self.compute.measured_seconds(op, box, phase, self.devices[d].kind)
+                time = self.compute.measured_seconds(op, box, phase, self.devices[d])
                 if time is not None and (phase == "F" or grad_operands is not None):
                     seconds[shape_number == u] = time
         return both[0], both[1]

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.compute import effective_bandwidth, memory_pass_seconds
+from raddle.costs.compute import memory_pass_seconds, merge_rate, update_rate
 from raddle.costs.links import occupied_seconds
+from raddle.costs.profile import Profile
 from raddle.program.program import Message
 from raddle.program.value_holders import in_sending_order
 from raddle.simulation.fast.network import (
@@ -34,7 +35,7 @@ Array = np.ndarray
 class ClusterArrays:
     """The devices and links of a cluster as arrays."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, profile: Profile | None = None) -> None:
         self.count = len(cluster.devices)
         self.routes, self.rings, self.host_overhead = (
             build_routes(cluster),
@@ -45,10 +46,9 @@ class ClusterArrays:
         self.kinds = sorted({d.kind: d for d in cluster.devices}.items())
         kinds = [kind for kind, _ in self.kinds]
         self.kind_of = np.array([kinds.index(d.kind) for d in cluster.devices])
-        # bytes/s of the memory
-        self._bandwidth = np.array([effective_bandwidth(d) for d in cluster.devices])
-        # seconds, the fixed time of an operator; not the host overhead
-        self._overhead = np.array([d.overhead for d in cluster.devices])
+        # By device, the bytes/s and the fixed seconds (not the host overhead) of merges and of updates.
+        self.merge_rates = np.array([merge_rate(d) for d in cluster.devices])
+        self.update_rates = np.array([update_rate(d, profile) for d in cluster.devices])
 
     def compute_rows(self, devices: Array, seconds: Array) -> Array:
         """Returns compute rows (device, nanoseconds), one for each device.
@@ -61,13 +61,16 @@ class ClusterArrays:
         np.add.at(total, inverse, seconds)
         return np.stack([used, nanoseconds(total)], axis=1)  # type: ignore[arg-type]
 
-    def memory_pass_rows(self, devices: Sequence[Sequence[int]], nbytes: Sequence[int]) -> Array:
-        """Returns compute rows of memory passes: each of devices[k] reads or writes nbytes[k] of memory."""
+    def memory_pass_rows(
+        self, devices: Sequence[Sequence[int]], nbytes: Sequence[int], rates: Array
+    ) -> Array:
+        """Returns compute rows of memory passes: each of devices[k] reads or writes nbytes[k] of memory.
+
+        rates: `merge_rates` or `update_rates`.
+        """
         flat = np.array([d for group in devices for d in group], np.int64)
         amount = np.repeat(np.asarray(nbytes, np.float64), [len(members) for members in devices])
-        return self.compute_rows(
-            flat, memory_pass_seconds(amount, self._bandwidth[flat], self._overhead[flat])
-        )
+        return self.compute_rows(flat, memory_pass_seconds(amount, *rates[flat].T))
 
     def ordered_message_rows(
         self, messages: Sequence[tuple[Message, int]], *, sliced: bool = False

@@ -68,7 +68,7 @@ class Evaluator:
     ) -> None:
         _check_supported(plan, cluster)
         graph = in_precision(graph, plan.parsed_precision)
-        arrays, links = ClusterArrays(cluster), len(cluster.links)
+        arrays, links = ClusterArrays(cluster, profile), len(cluster.links)
         self.index = index_graph(graph, plan)
         self.timer = Timer(self.index, plan, arrays, links)
         self.plan_rows = PlanRows(self.index, arrays.count, links)

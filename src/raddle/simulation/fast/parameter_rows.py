@@ -146,7 +146,10 @@ class ParameterRows:
         # By region, the bytes that the optimizer reads and writes.
         per_element = update_bytes(self.plan, self.graph, value.name)
         passes = [self._updated(s) * per_element for s in regions]
-        update = store.computes.add(cluster.memory_pass_rows([s.updaters for s in regions], passes))
+        updaters = [s.updaters for s in regions]
+        update = store.computes.add(
+            cluster.memory_pass_rows(updaters, passes, cluster.update_rates)
+        )
         to_sync = [s for s in regions if s.needs_sync]
         updater_holds = any(s.server < 0 or s.server in s.devices for s in regions)
         # rings: the numbers of the sets of rings (-1: none), and the first row of amounts

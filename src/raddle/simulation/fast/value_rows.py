@@ -102,7 +102,11 @@ class ValueRows:
         )
         slots = [store.messages.add(self.cluster.ordered_message_rows(listed)) for listed in sent]
         return MergeRows(
-            cells, store.computes.add(self.cluster.memory_pass_rows(devices, nbytes)), *slots
+            cells,
+            store.computes.add(
+                self.cluster.memory_pass_rows(devices, nbytes, self.cluster.merge_rates)
+            ),
+            *slots,
         )
 
     def transfer_rows(
