@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from rows import Example, Row, first_tensor_loss
+from rows import MAX_PARAMETERS, Example, Row, first_tensor_loss
 
 N, T = 2, 16  # samples, tokens
+
 
 # Reduced sizes, with the names that configurations have for them.
 SIZES = {
@@ -49,13 +50,25 @@ KINDS_OF_LAYERS = ("layer_types", "mlp_layer_types", "layers_block_type")
 SMALL = {name: size for size, names in SIZES.items() for name in names.split()}
 
 
-def reduced(config_class: Any) -> Any:
-    """Returns the default configuration of a class with reduced sizes."""
+# What is reduced, in the order in which it is tried: some models need sizes that fit each other.
+EVERYTHING = frozenset(SMALL) | {"image_size", "depths", "layers"}
+ATTENTION = frozenset(n for size in (4, 2, 8, 16) for n in SIZES[size].split())
+LEVELS = [
+    EVERYTHING,
+    EVERYTHING - ATTENTION,
+    frozenset(SIZES[64].split()) | {"vocab_size", "max_position_embeddings", "depths", "layers"},
+    frozenset({"vocab_size", "depths", "layers"}),
+    frozenset(),
+]
+
+
+def reduced(config_class: Any, names: frozenset[str] = EVERYTHING) -> Any:
+    """Returns the default configuration of a class with fewer layers and smaller values of these names."""
     default = config_class()
-    return config_class(**_reduced_arguments(default))
+    return config_class(**_reduced_arguments(default, names))
 
 
-def _reduced_arguments(default: Any) -> dict[str, Any]:
+def _reduced_arguments(default: Any, names: frozenset[str]) -> dict[str, Any]:
     """Returns the arguments of a configuration class that differ from a default configuration."""
     arguments: dict[str, Any] = {}
     values = dict(vars(default))
@@ -63,10 +76,13 @@ def _reduced_arguments(default: Any) -> dict[str, Any]:
     for name in sorted(accepted | set(getattr(default, "attribute_map", {}).values())):
         value = values.get(name)
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
-            arguments[name] = type(value)(**_reduced_arguments(value))
-        elif type(value) is int and (smaller := _reduced_integer(name, value, values)) is not None:
+            arguments[name] = type(value)(**_reduced_arguments(value, names))
+        elif (
+            type(value) is int
+            and (smaller := _reduced_integer(name, value, values, names)) is not None
+        ):
             arguments[name] = smaller
-        elif name in ("depths", "layers") and isinstance(value, (list, tuple)):
+        elif name in names & {"depths", "layers"} and isinstance(value, (list, tuple)):
             arguments[name] = [min(v, 2) for v in value if type(v) is int]
     if values.get("num_key_value_heads") == values.get("num_attention_heads") is not None:
         arguments["num_key_value_heads"] = arguments["num_attention_heads"]
@@ -78,17 +94,21 @@ def _reduced_arguments(default: Any) -> dict[str, Any]:
     return arguments
 
 
-def _reduced_integer(name: str, value: int, values: dict[str, Any]) -> int | None:
+def _reduced_integer(
+    name: str, value: int, values: dict[str, Any], names: frozenset[str]
+) -> int | None:
     """Returns a smaller value for an integer of a configuration; None: it stays."""
     if name in LAYERS:
         return min(value, _layers_needed(values, value))
-    if name in SMALL:
+    if name == "embedding_size" and value < (values.get("hidden_size") or value):
+        return 16  # smaller than the reduced hidden size, as by default
+    if name in SMALL and name in names:
         return min(value, SMALL[name])
     if name in DENSE_LAYERS:
         return min(value, 1)
-    if name in TOKENS and value >= 99:  # of the reduced vocabulary
+    if name in TOKENS and value >= 99 and "vocab_size" in names:  # of the reduced vocabulary
         return 90 + TOKENS.index(name)
-    if name == "image_size":
+    if name == "image_size" and name in names:
         patch = values.get("patch_size")
         if "window_size" in values:
             return min(value, 112)
@@ -232,12 +252,26 @@ def not_tried() -> list[str]:
 
 
 def _build(name: str, inputs: Callable[[Any], dict[str, Any]]) -> Example:
+    """Returns the smallest of several configurations that computes a loss."""
     import transformers
 
     model_class = getattr(transformers, name)
-    config = reduced(model_class.config_class)
-    model = model_class(config).train()
-    return Example(model, inputs(config), [], _loss, name)
+    failure: Exception | None = None
+    for names in LEVELS:
+        try:
+            config = reduced(model_class.config_class, names)
+            with torch.device("meta"):
+                count = sum(p.numel() for p in model_class(config).parameters())
+            if count > MAX_PARAMETERS:
+                raise ValueError(f"{count} parameters: sizes not reduced")
+            example = Example(model_class(config).train(), inputs(config), [], _loss, name)
+            with torch.no_grad():
+                example.loss(example.model, example.batch)
+            return example
+        except Exception as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
 
 
 def _loss(output: Any) -> torch.Tensor:

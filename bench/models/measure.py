@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 import torch
-from rows import Example, Row
+from rows import MAX_PARAMETERS, Example, Row
 from torch import Tensor, nn
 
 from raddle.errors import InputError
@@ -23,7 +23,6 @@ from raddle.verification.precision import DoublePrecisionMode, module_to_double,
 from raddle.verification.substitutes import Substitutes
 from raddle.zoo.loading import default_dtype
 
-MAX_PARAMETERS = 140_000_000
 TOLERANCE = 1e-9
 SEED = 7  # of dropout
 Result = dict[str, Any]
@@ -126,6 +125,7 @@ def capture_outcome(example: Example, compared: bool) -> Result:
     result: Result = {
         "capture_s": round(time.perf_counter() - start, 2), "ops": len(graph.ops),
         "opaque": [{"op": op.name, "kind": op.label} for op in graph.opaque_ops],
+        "kinds": sorted({op.kind for op in graph.ops}),
     }  # fmt: skip
     if not compared:
         return {**result, "outcome": "captured"}

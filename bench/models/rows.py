@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from raddle.graph.supervised import Supervised, supervised
 
+MAX_PARAMETERS = 140_000_000  # of a model that is measured
+
 
 class Example(NamedTuple):
     """A small model with the arguments of `raddle.capture`."""

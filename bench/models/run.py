@@ -23,7 +23,6 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 RESULTS = HERE / "results.json"
 SECONDS, GIGABYTES = 240, 12  # for one model
-PROCESSES = 2
 
 
 def _huggingface() -> Iterable[Any]:
@@ -68,13 +67,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", default="", help="rows that start with this, as timm/swin")
     parser.add_argument("--again", action="store_true", help="rows that have a result too")
-    parser.add_argument("--retry", action="store_true", help="rows that were not captured too")
+    parser.add_argument(
+        "--retry",
+        action="store_true",
+        help="rows that were not captured, or with opaque operators, too",
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--strict", action="store_true", help="try strict torch.export too")
     parser.add_argument(
         "--no-compare", action="store_true", help="capture only, without comparing a step"
     )
     parser.add_argument("--rows", type=int, default=sys.maxsize, help="stop after so many rows")
+    parser.add_argument("--processes", type=int, default=2, help="models at the same time")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     if arguments.table:
@@ -114,19 +118,20 @@ def _is_wanted(key: str, results: dict[str, Any], options: argparse.Namespace) -
     """Returns whether to measure a row: it has no result, or results are asked for once more."""
     if "outcome" not in results.get(key, {}) or options.again:
         return True
-    return bool(options.retry and results[key]["outcome"] != "captured")
+    is_captured = results[key]["outcome"] == "captured" and not results[key].get("opaque")
+    return bool(options.retry and not is_captured)
 
 
 def _in_processes(
     rows: list[Any], results: dict[str, Any], options: argparse.Namespace
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Measures each row in a forked process, two at a time; the libraries are imported once, before."""
+    """Measures each row in a forked process; the libraries are imported once, before."""
     waiting = list(rows)
     running: dict[int, tuple[Any, int, float]] = {}  # by process: row, end of its pipe, start
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         while waiting or running:
-            while waiting and len(running) < PROCESSES:
+            while waiting and len(running) < options.processes:
                 row = waiting.pop(0)
                 is_exported = "export" in results.get(f"{row.library}/{row.name}", {})
                 pid, reader = _start(row, options, is_exported)

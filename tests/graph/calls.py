@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from hypothesis import strategies as st
 
+import raddle.graph.ctc  # noqa: F401  (declares raddle::ctc_losses)
+
 A = torch.ops.aten
 
 
@@ -26,13 +28,15 @@ class T(NamedTuple):
     role: str = "input"
     boolean: bool = False
     positive: bool = False
+    ascending: bool = False
     dtype: torch.dtype = torch.float64
 
     def make(self, generator: torch.Generator) -> torch.Tensor:
         if self.boolean:
             return torch.randint(0, 2, self.shape, generator=generator).bool()
         if self.below:
-            return torch.randint(self.low, self.below, self.shape, generator=generator)
+            integers = torch.randint(self.low, self.below, self.shape, generator=generator)
+            return integers.sort().values if self.ascending else integers
         wide = torch.complex128 if self.dtype.is_complex else torch.float64
         x = torch.randn(self.shape, generator=generator, dtype=wide)
         x = x.sigmoid() * 0.9 + 0.05 if self.positive else x
@@ -45,6 +49,20 @@ class Call(NamedTuple):
     target: Any
     args: tuple[Any, ...]
     kwargs: Any = MappingProxyType({})
+
+
+@torch.library.custom_op("raddle_test_calls::grouped_mm_fallback", mutates_args=())
+def grouped_mm_fallback(x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """Each row times the matrix of its group; rows after the last group are 0. As transformers has it."""
+    ends = offs.tolist()
+    starts = [0, *ends[:-1]]
+    parts = [x[a:b] @ weight[e] for e, (a, b) in enumerate(zip(starts, ends, strict=True))]
+    return torch.cat([*parts, x.new_zeros(x.shape[0] - ends[-1], weight.shape[2])])
+
+
+@grouped_mm_fallback.register_fake
+def _(x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[0], weight.shape[2])
 
 
 CALLS: dict[str, st.SearchStrategy[Call]] = {}
@@ -179,30 +197,45 @@ def adaptive_pool(draw: Any) -> Call:
 
 @call
 def interpolate(draw: Any) -> Call:
-    mode = choose(draw, "nearest", "exact", "linear", "linear", "cubic")
-    rank = 2 if mode == "cubic" else choose(draw, 1, 2, 3)
+    mode = choose(draw, "nearest", "exact", "linear", "linear", "cubic", "cubic_aa", "linear_aa")
+    rank = 2 if "cubic" in mode or "aa" in mode else choose(draw, 1, 2, 3)
+    # torch 2.13 gives all rows of an image of width 1 the values of the first one, with antialiasing.
+    smallest = 2 if "aa" in mode else 1
     x = T(
         (
             draw(st.integers(1, 2)),
             draw(st.integers(1, 2)),
-            *(draw(st.integers(1, 5)) for _ in range(rank)),
+            *(draw(st.integers(smallest, 5)) for _ in range(rank)),
         )
     )
-    corners = [draw(st.booleans())] if mode in ("linear", "cubic") else []
+    corners = [draw(st.booleans())] if mode not in ("nearest", "exact") else []
     by_scale = draw(st.booleans())
     # For the sizes that 1.1 and 2.1 give (the same, doubled) torch uses another formula.
     scales = [choose(draw, 0.5, 1.1, 1.5, 2.0, 2.1, 2.7, 3.0) for _ in range(rank)]
-    if by_scale and all(math.floor(s * f) > 0 for s, f in zip(x.shape[2:], scales, strict=True)):
+    if by_scale and all(
+        math.floor(s * f) >= smallest for s, f in zip(x.shape[2:], scales, strict=True)
+    ):
         output, factors = None, scales
     else:
-        output, factors = [draw(st.integers(1, 8)) for _ in range(rank)], None
+        output, factors = [draw(st.integers(smallest, 8)) for _ in range(rank)], None
     name = {
         "nearest": f"upsample_nearest{rank}d",
         "exact": f"_upsample_nearest_exact{rank}d",
         "linear": ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")[rank - 1],
         "cubic": "upsample_bicubic2d",
+        "cubic_aa": "_upsample_bicubic2d_aa",
+        "linear_aa": "_upsample_bilinear2d_aa",
     }[mode]
     return Call(getattr(A, name).vec, (x, output, *corners, factors))
+
+
+@call
+def grid_sampler(draw: Any) -> Call:
+    rank, n, c = choose(draw, 2, 3), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    before, after = ([draw(st.integers(1, 4)) for _ in range(rank)] for _ in "xy")
+    grid = T((n, *after, rank))
+    options = draw(st.integers(0, 1)), draw(st.integers(0, 2)), draw(st.booleans())
+    return Call(A.grid_sampler.default, (T((n, c, *before)), grid, *options))
 
 
 # -- contractions ----------------------------------------------------------------------
@@ -453,9 +486,17 @@ def drawn(draw: Any) -> Call:
 @call
 def drawn_like(draw: Any) -> Call:
     x = T(shape_of(draw, 0))
-    name = choose(draw, "rand_like", "randn_like", "uniform", "normal_functional", "exponential")
+    name = choose(
+        draw, "rand_like", "randn_like", "uniform", "normal_functional", "exponential", "multinomial",
+        "randperm",
+    )  # fmt: skip
     if draw(st.booleans()):
         return Call(A.randint_like.low_dtype, (x, 2, 7))
+    if name == "multinomial":
+        count, few = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+        return Call(A.multinomial.default, (T((count, 5), positive=True), few, few == 1))
+    if name == "randperm":
+        return Call(A.randperm.default, (draw(sizes),))
     target = getattr(A, name).default
     bounds = {"uniform": (-1.0, 2.5), "normal_functional": (0.5, 2.0), "exponential": (1.5,)}
     return Call(target, (x, *bounds.get(name, ())))
@@ -623,6 +664,10 @@ def scatter(draw: Any) -> Call:
         draw,
         Call(A.slice_scatter.default, (T(shape), T(part), dim, start, end)),
         Call(
+            A.slice_scatter.default,
+            (T(shape), T((*shape[:dim], -(-shape[dim] // 2), *shape[dim + 1 :])), dim, 0, None, 2),
+        ),
+        Call(
             A.select_scatter.default, (T(shape), T((*shape[:dim], *shape[dim + 1 :])), dim, start)
         ),
     )
@@ -740,6 +785,8 @@ def whole(draw: Any) -> Call:
         draw,
         Call(choose(draw, A.cumsum, A.cumprod).default, (x, dim)),
         Call(A.cumsum.default, (x,), {"dim": dim, "dtype": torch.float64}),
+        Call(choose(draw, A.cummax, A.cummin).default, (x, dim)),
+        Call(A.logcumsumexp.default, (x, dim)),
         Call(A.sort.default, (x, dim, keep)),
         Call(A.sort.stable, (x,), {"stable": True, "dim": dim, "descending": keep}),
         Call(A.argsort.default, (x, dim, keep)),
@@ -774,12 +821,184 @@ def recurrent(draw: Any) -> Call:
     return Call(target, (x, states, params, biases, layers, 0.0, True, both, first))
 
 
+# -- writes at positions, transforms, patches, distances, experts --------------------------
+
+
+@call
+def scatter_at(draw: Any) -> Call:
+    shape = shape_of(draw, 1, 3)
+    dim = dim_of(draw, shape)
+    part = tuple(draw(st.integers(1, s)) for s in shape)  # of the positions
+    count = draw(st.integers(1, shape[dim])) if draw(st.booleans()) else shape[dim]
+    index = T((*shape[: dim % len(shape)], count, *shape[dim % len(shape) + 1 :]), below=shape[dim])
+    index = choose(draw, index, T(part, below=shape[dim]))
+    larger = T(tuple(s + draw(st.integers(0, 1)) for s in index.shape))
+    reduce = choose(draw, "sum", "mean", "amax")
+    rows = T((3,), below=shape[dim])
+    source = T((*shape[: dim % len(shape)], 3, *shape[dim % len(shape) + 1 :]))
+    return choose(
+        draw,
+        Call(A.scatter.value, (T(shape), dim, index, 2.5)),
+        Call(A.scatter_add.default, (T(shape), dim, index, larger)),
+        Call(
+            A.scatter_reduce.two,
+            (T(shape), dim, index, T(index.shape), reduce),
+            {"include_self": draw(st.booleans())},
+        ),
+        Call(A.index_add.default, (T(shape), dim, rows, source), {"alpha": 2}),
+        Call(A.index_fill.int_Scalar, (T(shape), dim, rows, 2.5)),
+        Call(A.index_fill.int_Tensor, (T(shape), dim, rows, T(()))),
+        Call(
+            A.index_copy.default, (T(shape), dim, T((1,), below=shape[dim]), T(one_of(shape, dim)))
+        ),
+        Call(A.scatter.src, (T(shape), dim, T(one_of(shape, dim), below=shape[dim]), T(shape))),
+    )
+
+
+def one_of(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    """The shape with one element along a dimension: no position is written twice."""
+    return tuple(1 if d == dim % len(shape) else s for d, s in enumerate(shape))
+
+
+@call
+def index_put(draw: Any) -> Call:
+    shape = shape_of(draw, 2, 3)
+    dim = draw(st.integers(0, len(shape) - 1))
+    x, row = T(shape), T((2, 3), below=shape[dim])
+    target = (*shape[:dim], 2, 3, *shape[dim + 1 :])
+    values = tuple(1 if draw(st.booleans()) else s for s in target)[draw(st.integers(0, 1)) :]
+    pair = [T((3, 1), below=shape[0]), T((2,), below=shape[1])]
+    mask = T(shape[: draw(st.integers(1, 2))], boolean=True)
+    after = shape[len(mask.shape) :]
+    add = draw(st.booleans())
+    return choose(
+        draw,
+        Call(A.index_put.default, (x, [*[None] * dim, row], T(values), True)),
+        Call(A.index_put.default, (x, pair, T((3, 2, *shape[2:])), True)),
+        Call(A.index_put.default, (x, [T((), below=shape[0])], T(shape[1:]), add)),
+        Call(A.index_put.default, (x, [mask], T(choose(draw, (), after, (1, *after))), add)),
+    )
+
+
+@call
+def fourier(draw: Any) -> Call:
+    shape = shape_of(draw, 2, 3, 6)
+    dim, size = dim_of(draw, shape), choose(draw, None, 4)
+    norm, z = choose(draw, None, "ortho"), T(shape, dtype=torch.complex128)
+    pair = [dim, (dim + 1) % len(shape)] if dim >= 0 else [dim, (dim - 1) % -len(shape)]
+    pair = pair if len({d % len(shape) for d in pair}) == 2 else [0, 1]
+    signal, window = T((3, 12)), T((4,), positive=True)
+    return choose(
+        draw,
+        Call(choose(draw, A.fft_fft, A.fft_ifft).default, (z, size, dim, norm)),
+        Call(A.fft_rfft.default, (T(shape), size, dim, norm)),
+        Call(A.fft_irfft.default, (z, 4, dim, norm)),
+        Call(A.fft_fft2.default, (z, None, pair, norm)),
+        Call(A.fft_rfft2.default, (T(shape), None, pair, norm)),
+        Call(A.fft_irfft2.default, (z, [4, 4], pair, norm)),
+        Call(A.fft_fftn.default, (z,)),
+        Call(A.fft_fftn.default, (z, [4, 4])),
+        Call(
+            choose(draw, A.fft_fftshift, A.fft_ifftshift).default,
+            (T(shape), choose(draw, None, pair)),
+        ),
+        Call(
+            A.stft.default, (signal, 4, 2, 4, choose(draw, None, window)), {"return_complex": True}
+        ),
+    )
+
+
+@call
+def patches(draw: Any) -> Call:
+    n, c = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    kernel, stride = ([draw(st.integers(1, 3)) for _ in "hw"] for _ in "ks")
+    dilation, padding = (
+        [draw(st.integers(1, 2)) for _ in "hw"],
+        [draw(st.integers(0, 2)) for _ in "hw"],
+    )
+    size = [draw(st.integers(5, 7)) for _ in "hw"]
+    count = [
+        (s + 2 * p - d * (k - 1) - 1) // t + 1
+        for s, p, d, k, t in zip(size, padding, dilation, kernel, stride, strict=True)
+    ]
+    columns = T((n, c * math.prod(kernel), math.prod(count)))
+    shape = shape_of(draw, 1, 3)
+    dim = dim_of(draw, shape)
+    window = draw(st.integers(1, shape[dim]))
+    return choose(
+        draw,
+        Call(A.im2col.default, (T((n, c, *size)), kernel, dilation, padding, stride)),
+        Call(A.im2col.default, (T((c, *size)), kernel, dilation, padding, stride)),
+        Call(A.col2im.default, (columns, size, kernel, dilation, padding, stride)),
+        Call(A.col2im.default, (T(columns.shape[1:]), size, kernel, dilation, padding, stride)),
+        Call(A.unfold.default, (T(shape), dim, window, draw(st.integers(1, 3)))),
+    )
+
+
+@call
+def distance(draw: Any) -> Call:
+    m, r, k = draw(sizes), choose(draw, 1, 3, 27), draw(sizes)
+    a = shape_of(draw, 0, 2)
+    x = T((*(1 if draw(st.booleans()) else s for s in a), m, k))
+    return Call(
+        A.cdist.default, (x, T((*a, r, k)), choose(draw, 2.0, 1.0), choose(draw, None, 1, 2))
+    )
+
+
+@call
+def complex_parts(draw: Any) -> Call:
+    shape = shape_of(draw, 0, 3)
+    return choose(
+        draw,
+        Call(A.view_as_complex.default, (T((*shape, 2)),)),
+        Call(A.view_as_real.default, (T(shape, dtype=torch.complex128),)),
+        Call(choose(draw, A.polar, A.complex).default, (T(shape), T(shape))),
+    )
+
+
+@call
+def composites(draw: Any) -> Call:
+    n, c = draw(sizes), draw(sizes)
+    x, y, labels = T((n, c)), T((n, c)), T((n,), below=2)
+    dim, reduction = draw(st.integers(-2, 1)), draw(st.integers(0, 2))
+    return choose(
+        draw,
+        Call(A.cosine_similarity.default, (x, choose(draw, y, T((1, c))), dim)),
+        Call(A.cosine_embedding_loss.default, (x, y, labels, 0.1, reduction)),
+        Call(A.pairwise_distance.default, (x, y, choose(draw, 1.0, 2.0))),
+        Call(A.triplet_margin_loss.default, (x, y, T((n, c)), 0.5)),
+        Call(A.kron.default, (x, T((2, 3)))),
+        Call(A.take_along_dim.default, (x, T((n, c), below=c), 1)),
+        Call(A.linalg_norm.default, (x, None, [dim])),
+    )
+
+
+@call
+def ctc(draw: Any) -> Call:
+    t, n, c, s = draw(st.integers(5, 7)), draw(sizes), draw(st.integers(2, 4)), 3
+    scores, targets = T((t, n, c), positive=True), T((n, s), below=c, low=1)
+    lengths, target_lengths = T((n,), below=t + 1, low=4), T((n,), below=s + 1, low=1)
+    lengths_of = (scores, targets, lengths, target_lengths, 0, draw(st.booleans()))
+    return Call(torch.ops.raddle.ctc_losses.default, lengths_of)
+
+
+@call
+def experts(draw: Any) -> Call:
+    t, k, c, e = draw(st.integers(1, 6)), draw(sizes), draw(sizes), draw(st.integers(1, 4))
+    ends = T((e,), below=t + 1, ascending=True)
+    return choose(
+        draw,
+        Call(
+            torch.ops.raddle_test_calls.grouped_mm_fallback.default, (T((t, k)), P(e, k, c), ends)
+        ),
+        Call(A.histc.default, (T(shape_of(draw, 0, 3)), draw(st.integers(1, 5)), -1, 2)),
+    )
+
+
 @call
 def opaque(draw: Any) -> Call:
     return choose(
         draw,
-        Call(A.cdist.default, (T((3, 4)), T((5, 4)))),
-        Call(A.logcumsumexp.default, (T((4, 3)), 0)),
         Call(A.linalg_inv_ex.default, (T((3, 3)),)),
         Call(A.gradient.scalarint, (T((2, 3, 2, 3, 2, 2)),)),  # 36 dimensions in all
     )

@@ -175,6 +175,14 @@ def _writes_to_views(m: Any, x: Tensor) -> Tensor:
     return F.relu_(x) + view.sum()
 
 
+def _writes_every_second(m: Any, x: Tensor) -> Tensor:  # as rotary embeddings do
+    x = m.fc(x)
+    out = torch.empty_like(x)
+    out[..., 0::2] = x[..., 1::2] * 2
+    out[..., 1::2] = -x[..., 0::2]
+    return out * out
+
+
 def _writes_through_narrow(m: Any, x: Tensor) -> Tensor:
     x = m.fc(x)
     a, b = x.narrow(1, 0, 2), x[:, 2:].unsqueeze(0).squeeze(0)
@@ -212,7 +220,14 @@ def _blocks(m: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "forward",
-    [_writes_to_copies, _blocks, _writes_to_views, _writes_through_narrow, _keeps_an_average],
+    [
+        _writes_to_copies,
+        _blocks,
+        _writes_to_views,
+        _writes_through_narrow,
+        _keeps_an_average,
+        _writes_every_second,
+    ],
 )
 def test_writes_in_place(forward: Callable[..., Tensor]) -> None:
     buffers = {"mean": torch.zeros(4), "count": torch.tensor(0), "window": torch.zeros(3)}

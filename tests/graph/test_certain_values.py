@@ -84,6 +84,25 @@ class Failing(nn.Module):
 
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     """torch.export prints the graph that it has when it fails."""
-    with pytest.raises(InputError, match=r"Failing cannot be captured at .*test_certain_values.py"):
+    expected = (
+        r"Failing cannot be captured at .*test_certain_values.py:\d+ .* Compute with tensors there"
+    )
+    with pytest.raises(InputError, match=expected):
         capture(Failing(), [torch.randn(3, 4)], MEAN_SQUARE)
     assert capfd.readouterr() == ("", "")
+
+
+class Checked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = (x > 0).sum().item()
+        torch._check(count <= x.numel())
+        return self.linear(x)
+
+
+def test_an_assertion_on_a_value_is_left_out() -> None:
+    graph = capture(Checked(), [torch.randn(3, 4)], MEAN_SQUARE)
+    assert [op.kind for op in graph.ops] == ["linear", "pointwise", "sum"]

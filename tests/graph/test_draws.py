@@ -150,9 +150,15 @@ def unused_numbers(x: Tensor, p: float) -> Tensor:
     return nn.functional.dropout(x, p) + torch.rand_like(x)
 
 
+def masked_positions(x: Tensor, p: float) -> Tensor:  # as masked autoencoders choose patches
+    chosen = torch.multinomial(torch.ones(x.shape[:2]), 1, replacement=False)
+    order = torch.randperm(x.shape[-1])
+    return x[torch.arange(len(x)).unsqueeze(1), chosen][..., order].expand_as(x) * p + x
+
+
 FUNCTIONS = [
     timm_drop_path, torchvision_stochastic_depth, transformers_drop_path, noise_like, gumbel,
-    masked_by_itself, unused_numbers,
+    masked_by_itself, unused_numbers, masked_positions,
 ]  # fmt: skip
 
 

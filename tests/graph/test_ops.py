@@ -40,6 +40,9 @@ DATA_DEPENDENT = {
     "bernoulli",
     "triangle",
     "prelu",
+    "slicewise",
+    "ctc",
+    "grouped_mm",
     "opaque",
 }
 # Calls whose result may not change if one operand changes.
@@ -200,7 +203,15 @@ def _all_values(graph: Graph, tensors: dict[str, torch.Tensor]) -> dict[str, tor
 
 
 def _leaves(operands: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [t.clone().requires_grad_() if t.is_floating_point() else t for t in operands]
+    return [
+        t.clone().requires_grad_() if t.is_floating_point() or t.is_complex() else t
+        for t in operands
+    ]
+
+
+def _weighted(y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The weighted sum of the elements, of complex numbers that of a real number of each."""
+    return ((y * (1 + 0.5j)).real if y.is_complex() else y).mul(weights).sum()
 
 
 def _boxes_equal_whole(op: Op, operands: list[torch.Tensor], boxes: list[Box]) -> None:
@@ -228,13 +239,12 @@ def _boxes_equal_whole(op: Op, operands: list[torch.Tensor], boxes: list[Box]) -
             box = cell if split else produced[owners[0]][k]
             close(tensor, full[k][box.slices_within(Box.full(full[k].shape))])
             covered[k][box.slices_within(Box.full(full[k].shape))] += 1
-            if tensor.is_floating_point() and tensor.requires_grad:
-                total = (
-                    total + (tensor * seeds[k][box.slices_within(Box.full(full[k].shape))]).sum()
-                )
+            if tensor.requires_grad:
+                weights = seeds[k][box.slices_within(Box.full(full[k].shape))]
+                total = total + _weighted(tensor, weights)
     assert all((c == 1).all() for c in covered)
     reference = sum(
-        ((y * s).sum() for y, s in zip(full, seeds, strict=True) if y.requires_grad),
+        (_weighted(y, s) for y, s in zip(full, seeds, strict=True) if y.requires_grad),
         torch.zeros(()),
     )
     if not reference.requires_grad:
@@ -301,6 +311,10 @@ def _no_smaller_region(op: Op, operands: list[torch.Tensor], box: Box) -> None:
         for t in operands
     ]
     before = run(op, box, operands)
+
+    def wide(t: torch.Tensor) -> torch.Tensor:
+        return t if t.is_complex() else t.double()
+
     for i, region in enumerate(op.space.regions(box)):
         if region is None or not operands[i].is_floating_point():
             continue
@@ -330,7 +344,7 @@ def _no_smaller_region(op: Op, operands: list[torch.Tensor], box: Box) -> None:
                     moved[i][face] += by * noise.to(moved[i].dtype)
                     after = run(op, box, moved)
                     changed = changed or any(
-                        not torch.allclose(a.double(), b.double(), rtol=1e-12, atol=1e-12)
+                        not torch.allclose(wide(a), wide(b), rtol=1e-12, atol=1e-12)
                         for a, b in zip(before, after, strict=True)
                     )
                 assert changed, (
@@ -346,6 +360,10 @@ def _window(op: Op, operand: int) -> bool:
 def _flops_as_counted(op: Op, operands: list[torch.Tensor], box: Box) -> None:
     """Flops of contractions equal torch's count of the real calls; of others, they follow the volume."""
     forward = work(op, box).flops
+    if op.kind == "grouped_mm":  # as if all experts had equally many rows
+        experts = next(d.size for d in op.space.dims if d.name == "e")
+        assert forward == 2 * box.volume // experts
+        return
     if not op.space.is_product and op.kind != "attention":
         assert forward == op.space.flops_per_point * box.volume
         return

@@ -45,7 +45,9 @@ def compare(call: Call, seed: int, cut: Any) -> None:
         graph, tensors, theirs = build(call, seed)
     except RuntimeError as error:
         # Skip calls that torch does not have in half precision.
-        assume(not re.search("not (implemented|supported)", str(error)))
+        assume(
+            not re.search("not (implemented|supported)|[uU]nsupported|only supported", str(error))
+        )
         raise
     if any("stream" in op.attrs for op in graph.ops):
         return  # raddle's mask differs from torch's
@@ -88,7 +90,8 @@ def _check_as_close_as_torch(ours: Tensor, theirs: Tensor, exact: Tensor, scale:
     assert (ours - exact).abs().max() <= allowed + 2 * off.max()
 
 
-@pytest.mark.parametrize("name", sorted(CALLS))
+# torch has no ctc_loss in half precision, and few functions of complex numbers.
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"ctc", "complex_parts", "fourier"}))
 def test_half_precision(name: str) -> None:
     @settings(max_examples=FEWER)
     @given(st.data(), st.integers(0, 99), st.sampled_from(HALF))

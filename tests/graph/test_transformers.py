@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph
 from raddle.graph.interpret import interpret
+from raddle.graph.operator_kind import work
 from raddle.graph.supervised import supervised
 
 hf = pytest.importorskip("transformers")
@@ -38,7 +39,7 @@ GPT2 = {
 ROTARY = {**TEXT, "num_key_value_heads": 2, "head_dim": 6, "use_cache": False}
 MIXTRAL = {
     **ROTARY, "num_local_experts": 4, "num_experts_per_tok": 2,
-    # "eager" has shapes that depend on data; "grouped_mm" is opaque, and not for float64
+    # "eager" has shapes that depend on data; "grouped_mm" is not for float64
     "experts_implementation": "batched_mm",
 }  # fmt: skip
 T5 = {
@@ -245,17 +246,22 @@ def test_decoders_as_they_come(name: str) -> None:
 
 
 def test_grouped_product_of_experts() -> None:
-    """The default product of a mixture of experts: an opaque operator that costs what it computes."""
+    """The default product of a mixture of experts can be split, and costs what it computes."""
     config = {k: v for k, v in MIXTRAL.items() if k not in ("experts_implementation", "use_cache")}
     model, inputs = build(Case("MixtralForCausalLM", config, text))
     model.float()
     graph = capture(model, inputs, supervised(lambda out: out.loss, targets=0))
     expected = step_of_module(model, inputs)
-    products = [op for op in graph.ops if "grouped_mm" in op.label]
+    assert not graph.opaque_ops
+    products = [op for op in graph.ops if op.kind == "grouped_mm"]
     assert products
     for op in products:
-        features = graph.values[op.inputs[0]].shape[-1]
-        assert op.space.flops_per_point == 2 * features
+        rows, features = graph.values[op.inputs[0]].shape
+        assert (
+            work(op, op.space.full).flops
+            == 2 * rows * features * graph.values[op.outputs[0]].shape[-1]
+        )
+        assert graph.dim_kinds(op) == "SARR"
     actual = step_of_graph(graph, model, inputs)
     assert_same(actual, expected, 1e-5, "float32")
 

@@ -109,7 +109,10 @@ def test_values_have_the_dtypes_of_autocast(name: str) -> None:
         call_name = drawn.target._schema.name.split("::")[1]
         try:
             expected = expected_dtypes(call, call_name, one, low)
-        except RuntimeError:  # PyTorch has no such call in 16 bits
+        except RuntimeError as error:  # PyTorch has no such call in 16 bits
+            assume(
+                "not linked with support" not in str(error)
+            )  # nor any on CUDA devices, in this build
             with pytest.raises(InputError, match="use precision float32 or tf32"):
                 in_precision(captured, read_precision(kind))
             return

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raddle.graph.decompose import DECOMPOSED, decompose
 from raddle.graph.graph import FusedCall, Op, Value
 from raddle.graph.index import Range
 from raddle.graph.letters import unique
@@ -25,6 +26,7 @@ from raddle.graph.notation_text import drop_operands, substitute
 from raddle.graph.opaque_flops import opaque_flops_per_point
 from raddle.graph.operand_refs import OperandRef
 from raddle.graph.operator_kind import OPERATOR_KINDS, Signature
+from raddle.graph.overloads import base_name, call_name, is_pointwise
 from raddle.graph.space import parse_space
 
 AtenTranslator = Callable[..., Any]  # (builder, *arguments of the call) -> values
@@ -94,17 +96,18 @@ class Builder:
         if target is operator.getitem:
             return args[0][args[1]]
         meta = _meta if _meta is not None else infer_meta(target, args, kwargs)
-        name = _base_name(target)
+        name = base_name(target)
         translator = ATEN_TRANSLATORS.get(name)
         state_before = len(self.ops), len(self.fused_calls), dict(self._names)
         try:
             if translator is not None:
                 return translator(self, *args, **_supported_kwargs(translator, kwargs))
-            if _is_pointwise(target):
+            if is_pointwise(target):
                 return self.pointwise(target, args, kwargs, meta)
         except NotSplittable:
             self._undo(*state_before)
-        return self.opaque(target, args, kwargs, meta)
+        decomposed = _decomposed(self, target, args, kwargs) if name in DECOMPOSED else None
+        return self.opaque(target, args, kwargs, meta) if decomposed is None else decomposed
 
     def emit(
         self,
@@ -172,31 +175,31 @@ class Builder:
     ) -> Any:
         """Adds an elementwise operator with broadcasting; result: tensors like its outputs."""
         operands: list[Value] = []
-        template = _template((args, kwargs), operands)
+        template = stored_arguments((args, kwargs), operands)
         meta = [result] if isinstance(result, Tensor) else list(result)
-        attrs = {"call": _call_name(target), "args": template[0], "kwargs": template[1]}
+        attrs = {"call": call_name(target), "args": template[0], "kwargs": template[1]}
         outputs = [(m.shape, m.dtype) for m in meta]
         return self.emit(
             "pointwise", operands, outputs, attrs,
-            flops_per_point=flops_per_point, suffix=_base_name(target),
+            flops_per_point=flops_per_point, suffix=base_name(target),
         )  # fmt: skip
 
     def opaque(self, target: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """Adds an operator that is never split; result: tensors like its outputs."""
         operands: list[Value] = []
-        template = _template((args, kwargs), operands)
+        template = stored_arguments((args, kwargs), operands)
         single = isinstance(result, Tensor)
         meta = [result] if single else list(result)
         tensor_outputs = [i for i, m in enumerate(meta) if isinstance(m, Tensor)]
         attrs = {
-            "call": _call_name(target),
+            "call": call_name(target),
             "args": template[0],
             "kwargs": template[1],
             "outputs": tuple(tensor_outputs),
             "single": single,  # whether the call returns one tensor, not a list
         }
         outputs = [(meta[i].shape, meta[i].dtype) for i in tensor_outputs]
-        name = _base_name(target)
+        name = base_name(target)
         flops_per_point = opaque_flops_per_point(name, args)
         values = self.emit(
             "opaque", operands, outputs, attrs, flops_per_point=flops_per_point, suffix=name
@@ -302,6 +305,21 @@ class Builder:
         ]
 
 
+def _decomposed(b: Builder, target: Any, args: Any, kwargs: Any) -> Any:
+    """Translates the calls of which a composite call consists; None if one of them is opaque."""
+    operands: list[Value] = []
+    template = stored_arguments((args, kwargs), operands)
+    state_before = len(b.ops), len(b.fused_calls), dict(b._names)
+    try:
+        values = decompose(b.call, target, template[0], template[1], operands)
+    except RuntimeError:  # torch cannot trace it without data
+        values = None
+    if values is None or any(op.kind == "opaque" for op in b.ops[state_before[0] :]):
+        b._undo(*state_before)
+        return None
+    return values
+
+
 def infer_meta(target: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Returns the outputs of an ATen call on the meta device: their shapes and types, without data."""
     meta = _map_values(
@@ -312,14 +330,7 @@ def infer_meta(target: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     return target(*meta[0], **meta[1])
 
 
-def resolve_overload(call: str) -> Any:
-    """Returns the ATen overload of a name such as `add.Tensor`."""
-    namespace, _, name_and_overload = call.rpartition("::")
-    name, overload = name_and_overload.rsplit(".", 1)
-    return getattr(getattr(getattr(torch.ops, namespace or "aten"), name), overload)
-
-
-def _template(arguments: Any, operands: list[Value]) -> Any:
+def stored_arguments(arguments: Any, operands: list[Value]) -> Any:
     """Returns the arguments with every value replaced by an OperandRef.
 
     Appends the values to `operands`.
@@ -356,28 +367,6 @@ def _supported_kwargs(translator: AtenTranslator, kwargs: Mapping[str, Any]) -> 
     if unknown:
         raise NotSplittable
     return {k: v for k, v in kwargs.items() if k in parameters}
-
-
-def _base_name(target: Any) -> str:
-    """Returns the name of an ATen function without namespace and overload, such as `add`."""
-    return str(target._schema.name.split("::")[-1])
-
-
-def _call_name(target: Any) -> str:
-    """Returns the name that `resolve_overload` reads.
-
-    An example is add.Tensor; outside of ATen, it is namespace::name.overload.
-    """
-    schema = target._schema
-    namespace, name = schema.name.split("::")
-    call = f"{name}.{schema.overload_name or 'default'}"
-    return call if namespace == "aten" else f"{namespace}::{call}"
-
-
-def _is_pointwise(target: Any) -> bool:
-    """Returns whether ATen tags a call as elementwise and it draws no random numbers, as dropout does."""
-    tags = getattr(target, "tags", ())
-    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
 
 
 def _join(module: str, suffix: str) -> str:

@@ -117,6 +117,16 @@ def _depends_on_data(meta: Any) -> bool:
     return isinstance(meta, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
+def _is_only_checked(node: Node) -> bool:
+    """Returns whether a node is a number that nothing but assertions depend on (`torch._check`)."""
+    if isinstance(node.meta.get("val"), (Tensor, list, tuple)):
+        return False
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None and not schema.returns:
+        return not schema.name.endswith("_")  # else it writes to a list of tensors
+    return bool(node.users) and all(map(_is_only_checked, node.users))
+
+
 class _Translation:
     """Translates an exported program, node by node, into a graph."""
 
@@ -255,6 +265,8 @@ class _Translation:
             self._translate_getitem(node)
             return
         target: Any = node.target
+        if _is_only_checked(node):
+            return
         if getattr(target, "__name__", "") in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
             self._translate_subgraph(node)
             return
@@ -265,12 +277,10 @@ class _Translation:
             )
         written = writes_in_place(target)
         if not target._schema.returns:
-            if target._schema.name.endswith("_"):  # writes to a list of tensors
-                raise InputError(
-                    f"the model calls '{target}', which writes in place and cannot be captured: "
-                    "write the results to new tensors instead."
-                )
-            return  # an assertion
+            raise InputError(
+                f"the model calls '{target}', which writes in place and cannot be captured: "
+                "write the results to new tensors instead."
+            )
         self._set_module(node)
         if _depends_on_data(node.meta.get("val")):
             raise InputError(

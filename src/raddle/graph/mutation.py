@@ -135,8 +135,8 @@ class Memory:
             return call(A.select_scatter.default, parent, value, *view.args)
         if name in ("slice", "narrow"):
             dim, start, end = _bounds(name, view.args, parent)
-            if view.args[3:] in ((), (1,)):  # slices with a step other than 1 are refused below
-                return call(A.slice_scatter.default, parent, value, dim, start, end)
+            step = view.args[3:] or (1,)
+            return call(A.slice_scatter.default, parent, value, dim, start, end, *step)
         if name in (
             "view",
             "reshape",

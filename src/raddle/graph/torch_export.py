@@ -25,6 +25,7 @@ from torch.fx import Node
 
 from raddle.errors import InputError
 from raddle.graph.certain_values import LIBRARIES, CertainValues
+from raddle.graph.ctc import CtcLosses
 from raddle.graph.snapshot import restore_on_exit
 from raddle.graph.step_module import StepModule, Traced
 
@@ -42,22 +43,29 @@ def export(
         default_device = torch.device("meta") if on_meta else nullcontext()
         with (
             restore_on_exit(step), _refuse_custom_backward(), _without_warnings(), default_device,
-            _without_partial_graph(), CertainValues(),
+            _without_partial_graph(), CertainValues(), CtcLosses(),
         ):  # fmt: skip
             program = torch.export.export(step, tuple(map(_distinct_input, inputs)), strict=False)
             return program, copy.copy(step.traced)
     except InputError:
         raise
     except Exception as error:
-        message = str(error).strip().splitlines()
-        reason = message[0].rstrip(".") if message else type(error).__name__
-        if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:
-            advice = "Rewrite that line so that it does not depend on the values of tensors."
-        else:
-            advice = "Check the model and its inputs with torch.export.export on its own."
+        name = type(model).__name__
         raise InputError(
-            f"{type(model).__name__} cannot be captured{_user_location(error)}: {reason}. {advice}"
+            f"{name} cannot be captured{_user_location(error)}: {_reason(error)}"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Returns why an export failed, and what to do."""
+    if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:
+        return (
+            "the line asks for the value of a tensor, which is known only in a step. Compute with tensors "
+            "there (torch.where, fixed sizes), or before the step, and give the result as an input."
+        )
+    message = str(error).strip().splitlines()
+    reason = message[0].rstrip(".") if message else type(error).__name__
+    return f"{reason}. Check the model and its inputs with torch.export.export on its own."
 
 
 def _distinct_input(tensor: Tensor) -> Tensor:

@@ -27,10 +27,10 @@ from functools import reduce
 import torch
 
 from raddle.errors import InputError, shorten
-from raddle.graph.builder import resolve_overload
 from raddle.graph.dtypes import cast_dtype
 from raddle.graph.graph import Graph, Op, Value
 from raddle.graph.operand_refs import call_with_operands
+from raddle.graph.overloads import resolve_overload
 from raddle.plans.precision import Precision
 
 # Operator kinds and ATen calls whose operands are cast to 16 bits. Most calls are only in opaque operators.

@@ -57,7 +57,16 @@ class DoublePrecisionMode(TorchFunctionMode):
         args, kwargs = to_double(tuple(args)), to_double(kwargs or {})
         if func is Tensor.type:
             args = tuple(_double_tensor_name(a) for a in args)
+        if getattr(func, "__name__", "") == "_grouped_mm":  # F.grouped_mm calls it
+            func = _grouped_mm
         return _METHODS.get(func, func)(*args, **kwargs)
+
+
+def _grouped_mm(x: Tensor, weight: Tensor, *, offs: Tensor, **_: Any) -> Tensor:
+    """Return F.grouped_mm, for which torch has no kernel in float64."""
+    ends = offs.tolist()
+    parts = [x[a:b] @ w for a, b, w in zip([0, *ends], ends, weight, strict=False)]
+    return torch.cat([*parts, x.new_zeros(len(x) - ends[-1], weight.shape[-1])])
 
 
 def _double_tensor_name(name: Any) -> Any:

@@ -22,11 +22,11 @@ from torch.overrides import TorchFunctionMode
 
 from raddle.errors import InputError
 from raddle.graph.box import Box
-from raddle.graph.builder import resolve_overload
 from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import make_kernel
 from raddle.graph.ops.exact_dropout_attention import attention_weights, weights_shape
 from raddle.graph.ops.random import drop, stream_of
+from raddle.graph.overloads import resolve_overload
 
 RECURRENT: tuple[Any, ...] = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 # Functions whose results are random numbers: operators of the kinds "draw" and "bernoulli" in the graph.
@@ -62,6 +62,8 @@ class Substitutes(TorchFunctionMode):
             **dict.fromkeys((torch.dropout, torch.feature_dropout), self._dropout),
             **{function: _recurrent(function, self._drop) for function in RECURRENT},
             **{function: partial(self._draw, function) for function in DRAWS},
+            **dict.fromkeys((torch.multinomial, Tensor.multinomial), self._multinomial),
+            torch.randperm: self._randperm,
         }
         if normalise is not None:
             self.replacements[F.batch_norm] = normalise
@@ -98,6 +100,21 @@ class Substitutes(TorchFunctionMode):
         drawn: Tensor = make_kernel(op, op.space.full, result.device)(*operands, self.seed)[0]
         with torch.no_grad():
             return result.copy_(drawn)
+
+    def _multinomial(
+        self, input: Tensor, num_samples: int, replacement: bool = False, **kwargs: Any
+    ) -> Tensor:
+        if (
+            replacement and num_samples > 1
+        ):  # an opaque operator, which draws no numbers of raddle's
+            return torch.multinomial(input, num_samples, replacement, **kwargs)
+        noise = self._draw(Tensor.exponential_, torch.empty_like(input))
+        return (input / noise).topk(num_samples, -1).indices
+
+    def _randperm(self, n: int, **kwargs: Any) -> Tensor:
+        dtype = kwargs.pop("dtype", None) or torch.int64
+        numbers = self._draw(torch.rand, n, dtype=torch.float64, device=kwargs.get("device"))
+        return numbers.argsort().to(dtype)
 
     def _drop(self, x: Tensor, p: float, kind: str = "dropout") -> Tensor:
         """Apply the next dropout of the graph, with the mask that the runtime computes.

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from raddle.graph.box import Box
-from raddle.graph.builder import Builder, NotSplittable, aten, infer_meta, resolve_overload
+from raddle.graph.builder import Builder, NotSplittable, aten, infer_meta
 from raddle.graph.graph import Value
 from raddle.graph.letters import ALPHABET, unique
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.ops.pointwise import find_overload
+from raddle.graph.overloads import resolve_overload
 from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten

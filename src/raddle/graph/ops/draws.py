@@ -256,3 +256,28 @@ def _translate_bernoulli(b: Builder, x: Value, p: Any = None, *, generator: Any 
     attrs = {"stream": next_stream(b)}
     operands = [probabilities, b.seed()]
     return b.emit("bernoulli", operands, [(x.shape, x.dtype)], attrs)
+
+
+# -- positions that are drawn ----------------------------------------------------------
+
+
+@aten("multinomial")
+def _translate_multinomial(
+    b: Builder, x: Value, count: int, replacement: bool = False, *, generator: Any = None
+) -> Any:
+    """The positions of the largest quotients of probability and exponential number, as torch does it."""
+    _refuse_generator(generator)
+    if replacement and count > 1:
+        raise NotSplittable
+    noise = add_draw(b, x.shape, x.dtype, Distribution.EXPONENTIAL, 1.0, like=x)
+    quotients = b.call(A.div.Tensor, b.call(A.detach.default, x), noise)
+    return b.call(A.topk.default, quotients, count, -1)[1]
+
+
+@aten("randperm")
+def _translate_randperm(
+    b: Builder, count: int, *, generator: Any = None, dtype: torch.dtype | None = None
+) -> Any:
+    _refuse_generator(generator)
+    order = b.call(A.argsort.default, add_draw(b, [count], torch.float64, Distribution.UNIFORM))
+    return b.call(A.to.dtype, order, dtype or torch.int64)

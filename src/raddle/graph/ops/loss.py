@@ -24,9 +24,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from raddle.graph.builder import Builder, NotSplittable, aten
+from raddle.graph.ctc import ctc_losses
 from raddle.graph.graph import Value
 from raddle.graph.operator_kind import Kernel, OperatorTile, declare
 from raddle.graph.ops.gather import pick
@@ -191,3 +193,40 @@ def _translate_nll(
     ignore_index: int = -100,
 ) -> Any:  # fmt: skip
     return _likelihood(b, x, target, weight, reduction, ignore_index, 0.0, logits=False)
+
+
+# -- connectionist temporal classification ---------------------------------------------
+
+
+def _ctc_kernel(tile: OperatorTile) -> Kernel:
+    """Returns the kernel that computes the loss of each sample."""
+    blank, zero_infinity = tile.attrs["blank"], tile.attrs["zero_infinity"]
+
+    def run(x: Tensor, targets: Tensor, lengths: Tensor, target_lengths: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # torch.compile refuses F.ctc_loss
+            losses: Tensor = ctc_losses(x, targets, lengths, target_lengths, blank, zero_infinity)
+            return losses
+        return F.ctc_loss(x, targets, lengths, target_lengths, blank, "none", zero_infinity)
+
+    return run
+
+
+declare(
+    "ctc",
+    "y[n] = x[: n :], targets[n :], lengths[n], target_lengths[n]",
+    _ctc_kernel,
+    Traits(SavedTensors.INPUTS),
+)
+
+
+@aten("ctc_losses")
+def _translate_ctc(
+    b: Builder, x: Value, targets: Value, lengths: Value, target_lengths: Value, blank: int,
+    zero_infinity: bool,
+) -> Any:  # fmt: skip
+    """The losses of the samples, before their sum or mean (ctc.py)."""
+    attrs = {"blank": blank, "zero_infinity": zero_infinity}
+    # Three products are added for each step and each place in the target, which has blanks in between.
+    flops = 6 * x.shape[0] * (2 * targets.shape[1] + 1)
+    operands = [x, targets, lengths, target_lengths]
+    return b.emit("ctc", operands, [((x.shape[1],), x.dtype)], attrs, flops_per_point=flops)

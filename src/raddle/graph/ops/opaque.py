@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from raddle.errors import InputError
-from raddle.graph.builder import resolve_overload
 from raddle.graph.dtypes import carries_gradient, resolve_conj_and_neg
 from raddle.graph.operand_refs import call_with_operands
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
+from raddle.graph.overloads import resolve_overload
 from raddle.graph.traits import SavedTensors, Traits
 
 _CAPITALS = (

@@ -18,17 +18,12 @@ from typing import Any
 
 import torch
 
-from raddle.graph.builder import (
-    Builder,
-    NotSplittable,
-    aten,
-    infer_meta,
-    resolve_overload,
-)
+from raddle.graph.builder import Builder, NotSplittable, aten, infer_meta
 from raddle.graph.graph import Value
 from raddle.graph.letters import ALPHABET, unique
 from raddle.graph.operand_refs import OperandRef, call_with_operands
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
+from raddle.graph.overloads import resolve_overload
 from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
@@ -173,6 +168,8 @@ for _name in [
     "where",
     "real",
     "imag",
+    "complex",
+    "polar",
     "resolve_conj",
     "resolve_neg",
 ]:

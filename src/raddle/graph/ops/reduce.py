@@ -21,19 +21,14 @@ from typing import Any
 
 import torch
 
-from raddle.graph.builder import (
-    Builder,
-    NotSplittable,
-    aten,
-    infer_meta,
-    resolve_overload,
-)
+from raddle.graph.builder import Builder, NotSplittable, aten, infer_meta
 from raddle.graph.graph import Value
 from raddle.graph.letters import unique, unused_letter
 from raddle.graph.operand_refs import OperandRef, call_with_operands
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.ops.norm import accumulation_dtype, moments
 from raddle.graph.ops.pointwise import arguments_by_name, cast, find_overload, full, pointwise
+from raddle.graph.overloads import resolve_overload
 from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
@@ -232,7 +227,7 @@ def _declare_whole(name: str) -> None:
 
 for _name in [
     "amax", "amin", "max", "min", "any", "all", "prod", "argmax", "argmin", "cumsum", "cumprod",
-    "sort", "argsort",
+    "cummax", "cummin", "logcumsumexp", "sort", "argsort",
 ]:  # fmt: skip
     _declare_whole(_name)
 

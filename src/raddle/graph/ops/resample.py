@@ -1,6 +1,7 @@
 """Interpolation: along each dimension, an output element is a weighted sum of input elements (*taps*).
 
-interpolate   y[n c h w] = x[n c taps0(h) taps1(w)]
+interpolate    y[n c h w] = x[n c taps0(h) taps1(w)]
+grid_sampler   y[n c h w] = x[n c : :], grid[n h w :]      at positions that are data
 
 As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
 function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
@@ -11,7 +12,7 @@ call into operators of the builder `b`. `A` is torch.ops.aten.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from raddle.graph.builder import Builder, aten
 from raddle.graph.graph import Value
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare, int_per_dim
 from raddle.graph.ops.norm import accumulation_dtype
+from raddle.graph.ops.slicewise import access, emit_slicewise
 from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
@@ -123,22 +125,52 @@ def _linear_taps(size: int, out: int, scale: float | None, align_corners: bool) 
     return taps
 
 
+def _keys_weight(x: float, a: float) -> float:
+    """Returns the weight at a distance x in Keys' cubic convolution with parameter a."""
+    x = abs(x)
+    if x <= 1:
+        return ((a + 2) * x - (a + 3)) * x * x + 1
+    return ((x - 5) * x + 8) * x * a - 4 * a if x < 2 else 0.0
+
+
 def _cubic_taps(size: int, out: int, scale: float | None, align_corners: bool) -> Taps:
-    """Returns the taps of cubic interpolation: four nearest elements, with Keys' cubic convolution."""
-
-    def weight(x: float) -> float:  # x: the distance; a = -0.75, as in torch
-        x, a = abs(x), -0.75
-        if x <= 1:
-            return ((a + 2) * x - (a + 3)) * x * x + 1
-        return ((x - 5) * x + 8) * x * a - 4 * a if x < 2 else 0.0
-
+    """Returns the taps of cubic interpolation: the four nearest elements."""
     taps: Taps = []
     for i in range(out):
         position = _position(i, size, out, scale, align_corners)
         low = math.floor(position)
-        pairs = [(min(max(j, 0), size - 1), weight(position - j)) for j in range(low - 1, low + 3)]
+        pairs = [
+            (min(max(j, 0), size - 1), _keys_weight(position - j, -0.75))
+            for j in range(low - 1, low + 3)
+        ]
         taps.append(_collect(pairs))
     return taps
+
+
+def _antialiased(reach: float, weight: Callable[[float], float]) -> Callable[..., Taps]:
+    """Returns a function like `_linear_taps` for interpolation with antialiasing.
+
+    A filter that is as wide as the output elements averages the input elements below it. reach: where the
+    filter ends, in input elements; weight(distance): its height.
+    """
+
+    def taps_of(size: int, out: int, scale: float | None, align_corners: bool) -> Taps:
+        if align_corners:
+            ratio = (size - 1) / (out - 1) if out > 1 else 0.0
+        else:
+            ratio = 1 / scale if scale else size / out
+        width = max(ratio, 1.0)  # of the filter: it is not narrowed where the image grows
+        taps: Taps = []
+        for i in range(out):
+            center = ratio * (i + 0.5)
+            low = max(int(center - reach * width + 0.5), 0)
+            high = min(int(center + reach * width + 0.5), size)
+            weights = [weight((j - center + 0.5) / width) for j in range(low, high)]
+            total = sum(weights)
+            taps.append(_collect([(low + k, v / total) for k, v in enumerate(weights)]))
+        return taps
+
+    return taps_of
 
 
 def _collect(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
@@ -199,3 +231,22 @@ for _rank in (1, 2, 3):
 for _name in ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"):
     _declare_upsample(_name, _linear_taps)
 _declare_upsample("upsample_bicubic2d", _cubic_taps)
+# torch has another parameter of the cubic convolution with antialiasing than without.
+_declare_upsample("_upsample_bicubic2d_aa", _antialiased(2.0, lambda x: _keys_weight(x, -0.5)))
+_declare_upsample("_upsample_bilinear2d_aa", _antialiased(1.0, lambda x: max(0.0, 1.0 - abs(x))))
+
+
+@aten("grid_sampler")
+def _translate_grid_sampler(
+    b: Builder, x: Value, grid: Value, mode: int, padding: int, align_corners: bool
+) -> Any:
+    spatial = list("hw" if len(x.shape) == 4 else "dhw")
+    accesses = [
+        access("x", ["n", "c", *":" * len(spatial)]),
+        access("grid", ["n", *spatial, ":"]),
+    ]
+    notation = f"{access('y', ['n', 'c', *spatial])} = {', '.join(accesses)}"
+    args = (x, grid, mode, padding, align_corners)
+    # A sum of 2 elements along each dimension, with a weight for each
+    flops = 2 * 2 ** len(spatial)
+    return emit_slicewise(b, A.grid_sampler.default, args, notation, flops_per_point=flops)

@@ -332,11 +332,14 @@ def slice_scatter(
     b: Builder, x: Value, source: Value, dim: int = 0, start: int | None = None,
     end: int | None = None, step: int = 1,
 ) -> Any:  # fmt: skip
-    """Adds a copy of x in which `source` replaces the slice start:end along one dimension."""
-    dim = dim % len(x.shape)
-    start, end, step = slice(start, end, step).indices(x.shape[dim])
+    """Adds a copy of x in which `source` replaces the slice start:end:step along one dimension."""
+    dim, size = dim % len(x.shape), x.shape[dim]
+    start, end, step = slice(start, end, step).indices(size)
     if step != 1:
-        raise NotSplittable
+        # The elements of x are followed by those of the source: size + k is element k of the source.
+        replaced = {i: size + k for k, i in enumerate(range(start, end, step))}
+        positions = [replaced.get(i, i) for i in range(size)]
+        return take(b, cat(b, [x, source], dim), {dim: positions}, "slice_scatter")
     pieces = [slice_(b, x, dim, 0, start)] if start > 0 else []
     pieces.append(source)
     if end < x.shape[dim]:
