@@ -23,10 +23,9 @@ from torch import Tensor
 
 from raddle.graph.box import Box
 from raddle.graph.builder import Builder, NotSplittable, aten
-from raddle.graph.graph import Value
+from raddle.graph.graph import Op, Value
 from raddle.graph.letters import unique
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
-from raddle.graph.space import Space
 from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
@@ -83,11 +82,11 @@ def _grouped_notation(sig: Signature) -> str:
     return f"y[{t} c] += x[{t} k], w[e k c], ends[:]"
 
 
-def _grouped_flops(space: Space, box: Box, operand: int | None) -> int:
+def _grouped_flops(op: Op, box: Box, operand: int | None) -> int:
     """Returns the FLOPs of a box if all experts have equally many tokens: each token has one expert."""
     if operand == 2:  # the ends have no gradient
         return 0
-    (experts,) = (d.size for d in space.dims if d.name == "e")
+    (experts,) = (d.size for d in op.space.dims if d.name == "e")
     return 2 * box.volume // experts
 
 
