@@ -224,7 +224,8 @@ _H200 = Preset(
     # H200 SXM data sheet: the H100's peaks with 141 GB of HBM3e, 4.8 TB/s. Efficiencies: matmul is what
     # raddle probe measured on one (0.76 in float32, 0.68 in bfloat16, 0.88 in float64), rounded down. The
     # others describe steps of resnet50, vgg16, unet and gpt, eager and compiled, in float32 and bfloat16,
-    # with a median error of 13 %: eager operators move more bytes than their definition says.
+    # for which they were chosen, with a median error of 13 %: eager operators move more bytes than their
+    # definition says.
     device=replace(
         gpu("h200", flops_by_dtype(67, 67, 989, 989, tf32=494.5), 141, 4800),
         efficiency={"matmul": 0.65, "conv": 0.5, "attention": 0.4, "memory": 0.55, "fused": 0.6},
