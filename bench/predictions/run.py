@@ -32,7 +32,7 @@ import torch
 from models import MODELS, TINY, Entry
 
 import raddle
-from raddle.clusters import cluster
+from raddle.clusters import cluster, compiled
 from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
 from raddle.graph.supervised import Loss
@@ -119,9 +119,9 @@ def make_case(loaded: Loaded, precision: str, mode: str) -> Case:
 
 def predict(case: Case, where: str, profile: Profile | None = None) -> dict[str, dict[str, float]]:
     """Return by batch the predicted milliseconds of a step and the peak of memory in bytes."""
-    result = {}
+    result, on = {}, compiled(cluster(where)) if case.compiled else cluster(where)
     for size, program in case.programs.items():
-        metrics = predicted_metrics(simulate(program, cluster(where), profile))
+        metrics = predicted_metrics(simulate(program, on, profile))
         result[str(size)] = {"step_ms": metrics["step_ms"], "peak_bytes": metrics["peak_bytes"]}
     return result
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from raddle import zoo
 from raddle.api.planning import plan as make_plan
-from raddle.clusters import Cluster, cluster
+from raddle.clusters import Cluster, cluster, compiled
 from raddle.clusters.topology import build_cluster
 from raddle.costs.measured_blocks import fit_block
 from raddle.costs.profile import Profile, load_profile
@@ -101,6 +101,8 @@ def test_blocks_count_for_their_device_and_precision_alone() -> None:
     faster = replace(device, bandwidth=2 * device.bandwidth)
     with pytest.raises(InputError, match="another description of p100"):
         simulate_steps(GRAPH, plan, build_cluster("other", [([faster], None, None)]), profile)
+    with pytest.raises(InputError, match="without torch.compile, and the plan is with it: .*--compile"):
+        simulate_steps(GRAPH, plan, compiled(on), profile)
     other = build_cluster("other", [([replace(device, kind="other")], None, None)])
     assert (
         simulate_steps(GRAPH, plan, other, profile).step_seconds

@@ -89,10 +89,18 @@ class MeasuredBlocks:
     def check_device(self, device: Device) -> bool:
         """Returns whether the blocks were measured on this kind of device.
 
-        Raises InputError if the kind is the same and its numbers are not: slopes refer to them.
+        Raises InputError if the kind is the same and its numbers are not: slopes refer to them. So they do
+        to what torch.compile fuses.
         """
         if device.kind != self.device["kind"]:
             return False
+        if device.compile != self.compiled:
+            measured, wanted = ("with", "without") if self.compiled else ("without", "with")
+            option = "--compile" if device.compile else "no --compile"
+            raise InputError(
+                f"the profile of {self.model} was measured {measured} torch.compile, and the plan is {wanted} "
+                f"it: probe again with {option}, or plan as the profile was measured."
+            )
         if device_numbers(device) != self.device:
             raise InputError(
                 f"the profile was measured for another description of {device.kind} than the cluster has: "

@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -89,7 +90,8 @@ def measure_blocks(
     predicted by its roofline. small: whether to measure also with a small part of the batch, which divides
     the times into what grows with the batch and what does not.
     """
-    graph = trainer.graph
+    graph, compiled = trainer.graph, trainer.setup.functions.mode is not None
+    device = replace(device, compile=compiled)
     sizes = [graph.batch, small_batch(graph)] if small else [graph.batch]
     times, programs = [], []
     for done, size in enumerate(dict.fromkeys(sizes)):
@@ -109,7 +111,7 @@ def measure_blocks(
         model=graph.name,
         batch=graph.batch,
         precision=trainer.plan.precision,
-        compiled=trainer.setup.functions.mode is not None,
+        compiled=compiled,
         update_bandwidth=_updated_bytes(programs[0]) / max(1e-9, times[0].update),
         blocks=tuple(blocks),
         operators={op.name: costs.identity(op) for op in programs[0].graph.ops},
