@@ -98,8 +98,8 @@ class MeasuredBlocks:
             measured, wanted = ("with", "without") if self.compiled else ("without", "with")
             option = "--compile" if device.compile else "no --compile"
             raise InputError(
-                f"the profile of {self.model} was measured {measured} torch.compile, and the plan is {wanted} "
-                f"it: probe again with {option}, or plan as the profile was measured."
+                f"the profile of {self.model} was measured {measured} torch.compile, and the plan is "
+                f"{wanted} it: probe again with {option}, or plan as the profile was measured."
             )
         if device_numbers(device) != self.device:
             raise InputError(
