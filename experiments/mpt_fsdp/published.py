@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from raddle.errors import InputError
+from raddle.files import read_text
 
 # Beside the checkout; README.md there says where the file comes from.
 PUBLISHED = Path(__file__).resolve().parents[3] / "shared/data/published/mpt_fsdp.csv"
@@ -32,12 +33,11 @@ def read_runs(path: Path | None = None) -> list[Run]:
         raise InputError(
             f"the published runs are not in '{path}': they belong to no checkout, put the file there."
         )
-    with path.open(encoding="utf-8", newline="") as file:
-        return [
-            Run(
-                row["model"], int(row["sequence"]), int(row["gpus"]), int(row["microbatch"]),
-                int(row["accumulate"]), float(row["mfu"]), row["recompute"] == "True",
-                int(row["parameters"]),
-            )
-            for row in csv.DictReader(file)
-        ]  # fmt: skip
+    return [
+        Run(
+            row["model"], int(row["sequence"]), int(row["gpus"]), int(row["microbatch"]),
+            int(row["accumulate"]), float(row["mfu"]), row["recompute"] == "True",
+            int(row["parameters"]),
+        )
+        for row in csv.DictReader(read_text(path, "CSV").splitlines())
+    ]  # fmt: skip

@@ -101,7 +101,9 @@ def test_blocks_count_for_their_device_and_precision_alone() -> None:
     faster = replace(device, bandwidth=2 * device.bandwidth)
     with pytest.raises(InputError, match="another description of p100"):
         simulate_steps(GRAPH, plan, build_cluster("other", [([faster], None, None)]), profile)
-    with pytest.raises(InputError, match=r"without torch.compile, and the plan is with it: .*--compile"):
+    with pytest.raises(
+        InputError, match=r"without torch.compile, and the plan is with it: .*--compile"
+    ):
         simulate_steps(GRAPH, plan, compiled(on), profile)
     other = build_cluster("other", [([replace(device, kind="other")], None, None)])
     assert (

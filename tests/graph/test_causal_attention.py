@@ -77,7 +77,7 @@ def test_a_tile_neither_reads_nor_counts_later_keys() -> None:
     keys = Box((0, 0, 0, 0), (2, 1, 2, 4))
     assert op.space.regions(early)[1] == op.space.regions(early)[2] == keys
     assert [work(op, box).flops for box in (early, late)] == [
-        2 * 2 * queries * keys * (4 + 4) for queries, keys in ((2, 2), (6, 8))
+        2 * 2 * pairs * (4 + 4) for pairs in (1 + 2, 3 + 4 + 5 + 6 + 7 + 8)
     ]
     q, k, v = (torch.randn(s) for s in shapes)
     result = make_kernel(op, late)(q[:, :, 2:], k, v)[0]

@@ -139,7 +139,8 @@ def test_a_gpu_is_described_beside_the_ranks() -> None:
     description["nodes"][0]["devices"] = ["nvidia-h200"]
     gpu = Cluster.from_dict(description).devices[0]
     assert (gpu.peak("float32"), gpu.peak("float16"), gpu.memory) == (5e13, 6e14, 2**37)
-    assert gpu.efficiency == {"matmul": 1.0, "conv": 0.8, "attention": 0.6, "memory": 1.0}
+    measured = {k: v for k, v in gpu.efficiency.items() if k != "fused"}
+    assert measured == {"matmul": 1.0, "conv": 0.8, "attention": 0.6, "memory": 1.0}
 
 
 @pytest.mark.parametrize("ranks", [0, -1, 65])

@@ -257,7 +257,7 @@ def test_numbers_drawn_by_an_operator_of_its_own(tmp_path: pathlib.Path) -> None
         "    def __init__(self):\n"
         "        super().__init__(); self.fc = torch.nn.Linear(4, 2)\n"
         "    def forward(self, x):\n"
-        "        return self.fc(x + torch.randperm(4)).sum()\n"
+        "        return self.fc(x + torch.poisson(torch.ones(4))).sum()\n"
         "def build(): return M(), (torch.randn(4, 4),)\n"
     )
     name = f"{tmp_path}/mine.py:build"

@@ -11,6 +11,7 @@ graphs           the graph of a module, a name or a graph   plan_result   plans 
 modules          the graph of a user's module
 planning         making a plan with a named method          searching     building blocks of searches
 comparing        the plans of several methods               reporting     the page of results
+capacity         the largest batch that fits
 partitioning     filters and channels as hypergraphs        jit_warmup    functions that numba compiles
 costs            seconds of operators                       programs      instructions of a plan
 simulating       timelines of programs, and their metrics   explaining    why a plan is fast or slow
