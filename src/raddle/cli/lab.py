@@ -6,12 +6,12 @@ A host is a network namespace; a shaped network has links of limited rate.
 import json
 import os
 import pathlib
-import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from raddle.cli.end_signals import end_by_sigterm
 from raddle.errors import InputError
 from raddle.lab.names import DEFAULT
 
@@ -108,7 +108,7 @@ def run(
 
     if not pathlib.Path(plan).is_file():
         raise InputError(f"there is no plan '{plan}': make it with `raddle plan`.")
-    signal.signal(signal.SIGTERM, _exit)
+    end_by_sigterm()  # the commands on the hosts end too
     lab, options = Lab.find(name), context.args
     try:
         lab.run(plan, *options, steps=steps, per_host=per_host, timeout=timeout, show=True)
@@ -132,11 +132,6 @@ def down(name: Name = DEFAULT, as_json: Json = False) -> None:
         print(json.dumps(result, indent=2))
     else:
         show_removed(name, removed, ended)
-
-
-def _exit(number: int, frame: object) -> None:
-    """Handle SIGTERM like Ctrl-C, so that the commands on the hosts end too."""
-    sys.exit(128 + number)
 
 
 def _exit_code(error: "LaunchError") -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from raddle.cli.end_signals import end_by_sigterm
 from raddle.cli.options import Json
 from raddle.cli.output import check_folder, show
 from raddle.errors import InputError
@@ -62,6 +63,7 @@ def reproduce(
             )
         check_folder(output)
     experiment = registry.choose(registry.load(name), part or [])
+    end_by_sigterm()  # emulated hosts are removed
     with progress_bar(f"reproduce {name}") as on_progress:
         result = registry.reproduce(experiment, quick=quick, on_progress=on_progress)
     if output is not None:

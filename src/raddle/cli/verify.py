@@ -1,12 +1,11 @@
 """The verb `verify`: checks that training with a plan gives the values of the plain module."""
 
 import math
-import signal
-import sys
 from typing import Annotated
 
 import typer
 
+from raddle.cli.end_signals import end_by_sigterm
 from raddle.cli.options import Json, ModelOption, PlanFile, RunSeed
 from raddle.cli.output import show
 from raddle.errors import InputError
@@ -36,7 +35,7 @@ def verify(
 
     if not (tolerance >= 0 and math.isfinite(tolerance)):
         raise InputError(f"--tolerance is {tolerance}: give a small positive number, as 1e-9.")
-    signal.signal(signal.SIGTERM, _exit)
+    end_by_sigterm()  # the ranks end too
     with progress_bar(f"verifying {plan}") as on_progress:
         verdict = verify_plan(
             plan, steps=steps, threads=threads, tolerance=tolerance, model=model or "", seed=seed,
@@ -45,8 +44,3 @@ def verify(
     show(verdict, show_verdict, as_json=as_json)
     if not verdict.holds:
         raise typer.Exit(1)
-
-
-def _exit(number: int, frame: object) -> None:
-    """Handle SIGTERM like Ctrl-C, so that the ranks end too."""
-    sys.exit(128 + number)
