@@ -15,7 +15,7 @@ NAMES = [verb.__name__ for verb in VERBS]
 
 def test_a_file_a_verb() -> None:
     folder = pathlib.Path(cli.__file__).parent
-    shared = {"__init__", "main", "options", "output", "preparation"}
+    shared = {"__init__", "end_signals", "main", "options", "output", "preparation"}
     assert {path.stem for path in folder.glob("*.py")} == {*NAMES, "lab", *shared}
     assert [verb.__module__ for verb in VERBS] == [f"raddle.cli.{name}" for name in NAMES]
 
