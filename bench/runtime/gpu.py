@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import gpu_models
@@ -99,7 +100,12 @@ def make_side(side: str, work: gpu_models.Work, precision: str, optimizer: str) 
         return work.loss(model(*batch[:count]), *batch[count:])
 
     compiled = side.endswith("compiled")
-    run = torch.compile(forward, dynamic=False) if compiled else forward
+    # torch.compile keeps what it compiled by code object: with one for all sides, calls would look through
+    # the results of the other sides.
+    its_own = FunctionType(
+        forward.__code__.replace(), forward.__globals__, closure=forward.__closure__
+    )
+    run = torch.compile(its_own, dynamic=False) if compiled else forward
     return plain_step(work, run, make(model.parameters()), precision)
 
 

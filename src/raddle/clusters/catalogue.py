@@ -234,7 +234,7 @@ _H200 = Preset(
     ),
     link=_NVLINK_4,
     network=_NDR,  # DGX H200: NDR InfiniBand for each GPU
-    source="H200 SXM and DGX H200 data sheets; efficiencies measured",
+    source="H200 SXM and DGX H200 data sheets; efficiencies from steps on one H200",
     collectives=_NVLS,
 )
 
